@@ -1,0 +1,62 @@
+"""Exact parallel decoding of causal language models, without a draft model, training or a datastore."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from lookahead_decoding.config import PRESETS, LookaheadConfig
+from lookahead_decoding.draft import DraftSource
+from lookahead_decoding.errors import (
+    CapacityError,
+    ConfigError,
+    FileFormatError,
+    LookaheadError,
+    ModelNotFoundError,
+    ModelOutputError,
+    UnsupportedModelError,
+    UnsupportedOptionError,
+)
+
+if TYPE_CHECKING:
+    from lookahead_decoding.completion import Chunk, Completion
+    from lookahead_decoding.engine import Engine
+    from lookahead_decoding.generation import generate
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "PRESETS",
+    "CapacityError",
+    "Chunk",
+    "Completion",
+    "ConfigError",
+    "DraftSource",
+    "Engine",
+    "FileFormatError",
+    "LookaheadConfig",
+    "LookaheadError",
+    "ModelNotFoundError",
+    "ModelOutputError",
+    "UnsupportedModelError",
+    "UnsupportedOptionError",
+    "generate",
+]
+
+# What needs torch is imported when it is asked for, so that the integer core works without it.
+_WITH_TORCH = {
+    "Chunk": "lookahead_decoding.completion",
+    "Completion": "lookahead_decoding.completion",
+    "Engine": "lookahead_decoding.engine",
+    "generate": "lookahead_decoding.generation",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WITH_TORCH:
+        return getattr(importlib.import_module(_WITH_TORCH[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

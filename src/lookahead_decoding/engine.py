@@ -1,0 +1,385 @@
+"""The engine: what a newcomer reads first.
+
+A step is one forward pass for every live session: each plans a tree of its last tokens and its guesses about
+the next ones, the model computes all trees side by side, each session walks its own tree as far as the model
+agrees, and keeps that. Greedy and sampled, single and batched, streamed and not: all of it is
+:meth:`Engine.run` over :meth:`Engine.step`.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from lookahead_decoding.cache import KVStore, check_memory
+from lookahead_decoding.completion import Chunk, Completion
+from lookahead_decoding.config import LookaheadConfig, as_config
+from lookahead_decoding.errors import CapacityError, ConfigError, UnsupportedOptionError
+from lookahead_decoding.hub import load
+from lookahead_decoding.model import ModelRunner
+from lookahead_decoding.plan import StepPlan
+from lookahead_decoding.request import Request, resolve
+from lookahead_decoding.session import Advance, Session
+from lookahead_decoding.stopping import StopRules
+from lookahead_decoding.text import IncrementalDetokenizer, TextStream
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
+"""Text as it is, token ids, or a chat's messages, which get the tokenizer's chat template."""
+
+MAX_NEW_TOKENS = 256
+RETAINED_BYTES = 256 * 2**20
+
+
+class Engine:
+    """Decodes with one model.
+
+    Args:
+        model: a Transformers causal LM. Switched to evaluation mode, otherwise not changed.
+        tokenizer: its tokenizer; without one, prompts and completions are token ids.
+        lookahead: a preset's name, a dict of :class:`LookaheadConfig` fields, or a config.
+        attention: ``auto``, ``packed`` or ``masked``.
+        retained_bytes: how much K/V of finished sessions is kept for prompts that begin alike.
+
+    Raises:
+        UnsupportedModelError: the model keeps no attention cache, or fails the probe.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        lookahead: str | Mapping[str, Any] | LookaheadConfig = "default",
+        attention: str = "auto",
+        retained_bytes: int = RETAINED_BYTES,
+        name: str | None = None,
+    ) -> None:
+        self.model = model.eval()
+        self.tokenizer = tokenizer
+        self.config = as_config(lookahead)
+        self.runner = ModelRunner(model, attention)
+        self.name = name or model.config.name_or_path or type(model).__name__
+        self.retained_bytes = retained_bytes
+        self._retained: list[tuple[list[int], KVStore]] = []  # finished sessions' ids and K/V, oldest first
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        id_or_path: str | None = None,
+        *,
+        dtype: str | torch.dtype = "bfloat16",
+        device: str | torch.device | None = None,
+        revision: str | None = None,
+        trust_remote_code: bool = False,
+        lookahead: str | Mapping[str, Any] | LookaheadConfig = "default",
+        attention: str = "auto",
+    ) -> Engine:
+        """Load a model and its tokenizer: a Hub id, a folder, a ``.gguf`` file, ``repo:file.gguf``, or the default."""
+        config = as_config(lookahead)
+        loaded = load(id_or_path, dtype=dtype, device=device, revision=revision, trust_remote_code=trust_remote_code)
+        return cls(loaded.model, loaded.tokenizer, lookahead=config, attention=attention, name=loaded.name)
+
+    # One step, and the one loop.
+
+    def step(self, sessions: Sequence[Session]) -> list[Advance]:
+        """Advance every session by one forward pass that they share.
+
+        Sessions may differ in length, config and stage, and may come and go between steps. A session that
+        fails (a processor raises, say) ends with ``end == "error"``; the others advance before it is raised.
+        """
+        begun = time.perf_counter()
+        undecided = [session.statistics.steps == 0 for session in sessions]
+        with torch.inference_mode():
+            plans = [session.plan() for session in sessions]
+            logits = self._forward(sessions, plans)
+            advances, failure = [], None
+            for session, plan, rows in zip(sessions, plans, logits, strict=True):
+                try:
+                    advances.append(session.commit(plan, rows))
+                except Exception as error:
+                    session.end = "error"
+                    failure = failure or error
+        seconds = time.perf_counter() - begun
+        for session, prefill in zip(sessions, undecided, strict=True):
+            session.statistics.add_time(seconds, prefill=prefill)
+        if failure is not None:
+            raise failure
+        return advances
+
+    def _forward(self, sessions: Sequence[Session], plans: Sequence[StepPlan]) -> list[Tensor]:
+        """Each session's logits: one pass, or one per group of sessions that cannot share one."""
+        groups: dict[int, list[int]] = {}
+        for i, (session, plan) in enumerate(zip(sessions, plans, strict=True)):
+            last = session.store.length + max(plan.tree.depths)
+            groups.setdefault(self.runner.pass_group(last), []).append(i)
+        logits: dict[int, Tensor] = {}
+        for members in groups.values():
+            rows = self.runner.forward([(plans[i], sessions[i].store) for i in members])
+            logits.update(zip(members, rows, strict=True))
+        return [logits[i] for i in range(len(sessions))]
+
+    def run(self, sessions: Sequence[Session]) -> Iterator[tuple[Session, Advance]]:
+        """Step sessions until all have ended. Closing the iterator cancels; their caches are taken back."""
+        live = list(sessions)
+        try:
+            while live:
+                yield from zip(live, self.step(live), strict=True)
+                for session in live:
+                    if session.end is not None:
+                        self.close(session)
+                live = [session for session in live if session.end is None]
+        finally:
+            for session in live:
+                self.close(session)
+
+    # Sessions.
+
+    def open(
+        self,
+        prompt: Sequence[int],
+        request: Request,
+        *,
+        lookahead: str | Mapping[str, Any] | LookaheadConfig | None = None,
+        generator: torch.Generator | None = None,
+        max_length: int | None = None,
+        stop_strings: Sequence[str] = (),
+    ) -> Session:
+        """A session for one prompt, with the K/V of a finished one that began alike.
+
+        Args:
+            prompt: token ids.
+            request: how Transformers resolved its options.
+            lookahead: how it guesses; None is the engine's config.
+            generator: the sampling noise's; None is torch's global one.
+            max_length: bound on prompt and new tokens together, beside the request's.
+            stop_strings: end before the text contains one of these.
+
+        Raises:
+            CapacityError: the KV cache for it does not fit into memory.
+        """
+        config = self.config if lookahead is None else as_config(lookahead)
+        text = None
+        if self.tokenizer is not None:
+            text = TextStream(IncrementalDetokenizer(self.tokenizer), stop_strings)
+        stop = StopRules(request.criteria, max_length=max_length, text=text)
+        length = len(prompt) + MAX_NEW_TOKENS if stop.max_length is None else stop.max_length
+        return Session(
+            prompt,
+            config=config,
+            runner=self.runner,
+            store=self._store(prompt, length),
+            drawer=request.drawer(self.runner.vocab_size, generator),
+            stop=stop,
+            text=text,
+        )
+
+    def _store(self, prompt: Sequence[int], length: int) -> KVStore:
+        """A KV store for ``length`` tokens: one that a finished session left and that begins like the prompt, or a new one."""
+        check_memory(self.runner.spec, length)
+        shared, best = 0, None
+        # The last token of a prompt is always computed: its logits decide the first new one.
+        for i, (ids, _) in enumerate(self._retained):
+            common = _common_prefix(ids, prompt[:-1])
+            if common > shared:
+                shared, best = common, i
+        if best is None or not self.runner.can_reuse(len(prompt)):
+            return KVStore(self.runner.spec)
+        _, store = self._retained.pop(best)
+        store.truncate(shared)
+        return store
+
+    def close(self, session: Session) -> None:
+        """Take a session's K/V back and keep it for a while, the most recent within ``retained_bytes``."""
+        if not self.runner.can_reuse(len(session.cached_ids)):
+            return
+        self._retained.append((session.cached_ids, session.store))
+        held = 0
+        for i in range(len(self._retained) - 1, -1, -1):
+            held += self._retained[i][1].nbytes
+            if held > self.retained_bytes:
+                del self._retained[: i + 1]
+                break
+
+    def forget(self) -> None:
+        """Drop all K/V of finished sessions."""
+        self._retained.clear()
+
+    # What users call.
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], **options: Any
+    ) -> Completion | list[Completion]:
+        """Complete one prompt, or several in the same passes.
+
+        Args:
+            prompts: text as it is, token ids, a chat's messages, or a list of these.
+            options: those of :meth:`stream`.
+
+        Returns:
+            A completion, or a list of them for a list. With one seed, a sampled completion is the same alone
+            and in company.
+        """
+        batch, single = _as_batch(prompts)
+        runs = [self._open(prompt, **options) for prompt in batch]
+        for session, advance in self.run([run.session for run in runs]):
+            next(run for run in runs if run.session is session).add(advance)
+        completions = [self._completion(run) for run in runs]
+        return completions[0] if single else completions
+
+    def stream(self, prompt: Prompt, **options: Any) -> Iterator[Chunk]:
+        """Complete one prompt step by step. Closing the iterator cancels.
+
+        Args:
+            prompt: text as it is, token ids, or a chat's messages.
+            options: ``max_new_tokens`` (256); ``stop``, a string or several that end the text;
+                ``lookahead``, in place of the engine's; ``temperature`` (0 is greedy), ``top_k``, ``top_p``,
+                ``min_p``, ``seed``; any further option of Transformers' ``generate`` that concerns processors,
+                warpers or stopping criteria. What is not given comes from the model's generation config.
+
+        Raises:
+            ConfigError: an unknown option or an impossible value.
+            UnsupportedOptionError: an option that lookahead decoding does not do.
+            CapacityError: the prompt does not fit the context, or its cache the memory.
+        """
+        run = self._open(prompt, **options)
+
+        def chunks() -> Iterator[Chunk]:
+            for _, advance in self.run([run.session]):
+                run.add(advance)
+                if advance.tokens:
+                    yield Chunk(
+                        text="".join(advance.pieces),
+                        token_ids=advance.tokens,
+                        sources=advance.sources,
+                        pieces=advance.pieces,
+                        finish_reason=advance.end,
+                        completion=self._completion(run) if advance.end else None,
+                    )
+
+        return chunks()
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """A prompt's token ids, the chat template applied to messages."""
+        if isinstance(prompt, str) or (prompt and isinstance(prompt[0], Mapping)):
+            if self.tokenizer is None:
+                raise ConfigError("this engine has no tokenizer, so a prompt is a list of token ids")
+            if isinstance(prompt, str):
+                ids = self.tokenizer(prompt)["input_ids"]
+            elif self.tokenizer.chat_template is None:
+                raise ConfigError("the tokenizer has no chat template; give the prompt as text (--raw)")
+            else:
+                ids = self.tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True)["input_ids"]
+        else:
+            ids = list(prompt)
+        if not ids:
+            raise ConfigError("the prompt is empty; give at least one token")
+        vocab_size = self.runner.vocab_size
+        for token in ids:
+            if not isinstance(token, int) or not 0 <= token < vocab_size:
+                raise ConfigError(f"a token id is a whole number below {vocab_size}; got {token!r}")
+        return ids
+
+    def _open(
+        self,
+        prompt: Prompt,
+        *,
+        max_new_tokens: int = MAX_NEW_TOKENS,
+        stop: str | Sequence[str] = (),
+        seed: int | None = None,
+        lookahead: str | Mapping[str, Any] | LookaheadConfig | None = None,
+        **options: Any,
+    ) -> _Run:
+        ids = self.encode(prompt)
+        context = self.runner.max_position
+        if context is not None and len(ids) >= context:
+            raise CapacityError(
+                f"the prompt has {len(ids)} tokens and the model's context is {context}, which leaves no room for "
+                "a new one; shorten the prompt"
+            )
+        stop_strings = [stop] if isinstance(stop, str) else list(stop)
+        if not all(isinstance(string, str) and string for string in stop_strings):
+            raise ConfigError(f"stop takes strings that are not empty; got {stop!r}")
+        if stop_strings and self.tokenizer is None:
+            raise ConfigError("stop strings need a tokenizer; this engine has none")
+        for name in _OTHER_DOORS & options.keys():
+            raise UnsupportedOptionError(
+                f"{name} belongs to lookahead_decoding.generate(model, ...); here {_OTHER_DOOR_ADVICE}", param=name
+            )
+        tensor = torch.tensor([ids], device=self.runner.device)
+        request = resolve(self.model, tensor, max_new_tokens=max_new_tokens, **_sampling_options(options))
+        generator = None
+        if request.samples:
+            seed = secrets.randbits(32) if seed is None else seed
+            generator = torch.Generator(self.runner.device).manual_seed(seed)
+        session = self.open(
+            ids, request, lookahead=lookahead, generator=generator, max_length=context, stop_strings=stop_strings
+        )
+        return _Run(session, request.sampling(seed))
+
+    def _completion(self, run: _Run) -> Completion:
+        session = run.session
+        assert session.end is not None
+        return Completion(
+            text="".join(run.pieces),
+            token_ids=session.tokens,
+            prompt_tokens=len(session.prompt),
+            cached_tokens=session.cached_tokens,
+            finish_reason=session.end,
+            sampling=run.sampling,
+            statistics=session.statistics,
+            config=session.config,
+            model=self.name,
+            dtype=str(self.model.dtype).removeprefix("torch."),
+            device=str(self.runner.device),
+            threads=torch.get_num_threads(),
+            kv_bytes=session.store.nbytes,
+            pool_bytes=session.pool_bytes,
+        )
+
+
+@dataclass
+class _Run:
+    """A session and what :meth:`Engine._completion` needs beside it."""
+
+    session: Session
+    sampling: dict[str, Any]
+    pieces: list[str] = field(default_factory=list)
+
+    def add(self, advance: Advance) -> None:
+        self.pieces += advance.pieces
+
+
+_OTHER_DOORS = {
+    "num_return_sequences", "output_logits", "output_scores", "return_dict_in_generate", "stop_strings", "streamer",
+}  # fmt: skip
+_OTHER_DOOR_ADVICE = "use stream(), stop= and a list of prompts"
+
+
+def _sampling_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """``generate`` arguments: an option that only sampling has turns it on, temperature 0 turns it off."""
+    given = {name: value for name, value in options.items() if value is not None}
+    if given.get("temperature") == 0:
+        del given["temperature"]
+        given["do_sample"] = False
+    elif given.keys() & {"temperature", "top_k", "top_p", "min_p"}:
+        given.setdefault("do_sample", True)
+    return given
+
+
+def _as_batch(prompts: Prompt | Sequence[Prompt]) -> tuple[Sequence[Prompt], bool]:
+    """The prompts as a list, and whether it was a single one."""
+    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int | Mapping)):
+        return [prompts], True  # type: ignore[list-item]
+    return prompts, False  # type: ignore[return-value]
+
+
+def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many elements two sequences begin with alike."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

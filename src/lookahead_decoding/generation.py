@@ -1,0 +1,79 @@
+"""``generate()`` for users of Transformers: the same call, decoded with lookahead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.generation import GenerateDecoderOnlyOutput
+
+from lookahead_decoding.config import LookaheadConfig
+from lookahead_decoding.engine import Engine
+from lookahead_decoding.errors import UnsupportedOptionError
+from lookahead_decoding.request import resolve
+
+
+def generate(
+    model: PreTrainedModel,
+    inputs: Tensor | None = None,
+    *,
+    lookahead: str | Mapping[str, Any] | LookaheadConfig = "default",
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    streamer: Any = None,
+    **generate_kwargs: Any,
+) -> Tensor | GenerateDecoderOnlyOutput:
+    """What ``model.generate(inputs, **generate_kwargs)`` returns, token for token, in fewer forward passes.
+
+    Args:
+        model: a Transformers causal LM.
+        inputs: token ids ``[1, n]``, or give ``input_ids=``.
+        lookahead: a preset's name, a dict of :class:`LookaheadConfig` fields, or a config.
+        tokenizer: for ``stop_strings``.
+        streamer: gets every token once, in order.
+        generate_kwargs: arguments of ``model.generate``. Sampling draws from torch's global generator, as
+            there, and leaves it in the same state.
+
+    Returns:
+        ``LongTensor [1, n + new]``, or a ``GenerateDecoderOnlyOutput`` with ``return_dict_in_generate``.
+
+    Raises:
+        UnsupportedModelError, UnsupportedOptionError: what lookahead decoding does not do, in one sentence.
+    """
+    engine = Engine(model, lookahead=lookahead, retained_bytes=0)
+    request = resolve(model, inputs, tokenizer=tokenizer, streamer=streamer, **generate_kwargs)
+    ids = request.input_ids
+    if ids.shape[0] != 1:
+        raise UnsupportedOptionError(
+            f"lookahead_decoding.generate decodes one row; got a batch of {ids.shape[0]}: "
+            "use Engine.generate with a list of prompts",
+            param="inputs",
+        )
+    if request.model_kwargs.get("attention_mask") is not None:
+        raise UnsupportedOptionError(
+            "attention_mask hides some of the tokens; leave the hidden ones out of the input", param="attention_mask"
+        )
+    for name in ("inputs_embeds", "past_key_values", "cache"):
+        given = request.model_kwargs.get(name)
+        if given is not None and (name == "inputs_embeds" or given.get_seq_length() > 0):
+            raise UnsupportedOptionError(
+                f"{name} is not taken over yet; give the whole prompt as token ids", param=name
+            )
+    session = engine.open(ids[0].tolist(), request)
+    for _, advance in engine.run([session]):
+        if streamer is not None:
+            for token in advance.tokens:
+                streamer.put(torch.tensor([token]))
+    if streamer is not None:
+        streamer.end()
+    sequences = torch.cat([ids, ids.new_tensor([session.tokens])], dim=1)
+    if not request.generation_config.return_dict_in_generate:
+        return sequences
+    drawer = session.drawer
+    return GenerateDecoderOnlyOutput(
+        sequences=sequences,
+        scores=None if drawer.scores is None else tuple(drawer.scores),
+        logits=None if drawer.logits is None else tuple(drawer.logits),
+    )

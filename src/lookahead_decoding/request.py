@@ -1,0 +1,171 @@
+"""A request as Transformers resolves it: every front door goes through its ``generate()`` once."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    GenerationConfig,
+    GenerationMixin,
+    LogitsProcessorList,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
+from transformers.generation import GenerationMode
+
+from lookahead_decoding.errors import ConfigError, UnsupportedOptionError
+from lookahead_decoding.sampling import NoiseStream, TokenDrawer
+
+
+@dataclass(frozen=True)
+class Request:
+    """What Transformers' ``generate()`` would decode with, defaults and model settings applied.
+
+    Attributes:
+        input_ids: ``[batch, n]``.
+        processors: its logits processors and warpers, in its order.
+        criteria: its stopping criteria.
+        generation_config: the resolved options.
+        model_kwargs: what it would hand to the model.
+    """
+
+    input_ids: Tensor
+    processors: LogitsProcessorList
+    criteria: StoppingCriteriaList
+    generation_config: GenerationConfig
+    model_kwargs: dict[str, Any]
+
+    @property
+    def samples(self) -> bool:
+        return bool(self.generation_config.do_sample)
+
+    def drawer(self, vocab_size: int, generator: torch.Generator | None = None) -> TokenDrawer:
+        """The request's way from logits to tokens; ``generator`` None is torch's global one."""
+        config = self.generation_config
+        returns_dict = bool(config.return_dict_in_generate)
+        return TokenDrawer(
+            self.processors,
+            NoiseStream(vocab_size, generator, self.input_ids.device) if self.samples else None,
+            keep_scores=returns_dict and bool(config.output_scores),
+            keep_logits=returns_dict and bool(config.output_logits),
+        )
+
+    def sampling(self, seed: int | None = None) -> dict[str, Any]:
+        """The resolved sampling options, JSON-ready."""
+        config = self.generation_config
+        penalty = config.repetition_penalty
+        options: dict[str, Any] = {"do_sample": self.samples, "repetition_penalty": 1.0 if penalty is None else penalty}
+        if self.samples:
+            options |= {name: getattr(config, name) for name in ("temperature", "top_k", "top_p", "min_p")}
+            options["seed"] = seed
+        return options
+
+
+def resolve(
+    model: PreTrainedModel,
+    input_ids: Tensor | None,
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    streamer: Any = None,
+    **generate_kwargs: Any,
+) -> Request:
+    """Let Transformers prepare a generation, and take it over before the first forward pass.
+
+    Args:
+        model: a Transformers causal LM.
+        input_ids: ``[batch, n]`` on the model's device, or None when ``generate_kwargs`` hold the inputs.
+        tokenizer: for ``stop_strings``.
+        streamer: gets the prompt, as Transformers would give it.
+        generate_kwargs: any argument of ``model.generate``.
+
+    Raises:
+        UnsupportedOptionError: an option that lookahead decoding does not do.
+        ConfigError: what Transformers itself refuses.
+    """
+    assistant = generate_kwargs.get("assistant_model")
+    if assistant is not None:
+        raise UnsupportedOptionError(
+            "assistant_model is another way to decode faster and cannot be combined with lookahead; leave one of them out",
+            param="assistant_model",
+        )
+    generate_kwargs, stop_strings = _without_stop_strings(model, generate_kwargs)
+    if stop_strings and tokenizer is None:
+        raise ConfigError("stop_strings need tokenizer=, to know the text that the tokens make")
+    if streamer is not None:
+        generate_kwargs["streamer"] = streamer
+
+    def take_over(
+        model: PreTrainedModel,  # noqa: ARG001 - how Transformers calls it
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        **model_kwargs: Any,
+    ) -> Request:
+        if stop_strings:
+            stopping_criteria.append(StopStringCriteria(tokenizer=tokenizer, stop_strings=stop_strings))
+        return Request(input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs)
+
+    try:
+        request = GenerationMixin.generate(model, input_ids, custom_generate=take_over, **generate_kwargs)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(" ".join(str(error).split())) from error
+    assert isinstance(request, Request)
+    _refuse_unsupported(request)
+    return request
+
+
+def _without_stop_strings(model: PreTrainedModel, kwargs: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Take the stop strings out: Transformers loses the tokenizer on the way to a custom decoding method."""
+    kwargs = dict(kwargs)
+    strings = kwargs.pop("stop_strings", None)
+    config = kwargs.get("generation_config")
+    if config is not None and config.stop_strings is not None:
+        strings = config.stop_strings if strings is None else strings
+        kwargs["generation_config"] = copy.deepcopy(config)
+        kwargs["generation_config"].stop_strings = None
+    elif strings is None and model.generation_config is not None and model.generation_config.stop_strings is not None:
+        raise UnsupportedOptionError(
+            "the model's generation_config has stop_strings; pass them as stop_strings= and set those to None",
+            param="stop_strings",
+        )
+    return kwargs, [strings] if isinstance(strings, str) else list(strings or ())
+
+
+_DECODED_MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
+
+
+def _refuse_unsupported(request: Request) -> None:
+    config = request.generation_config
+    mode = config.get_generation_mode()
+    if mode not in _DECODED_MODES:
+        raise UnsupportedOptionError(
+            f"{mode.value.replace('_', ' ')} is not what lookahead decodes; it does greedy search and sampling "
+            "(num_beams=1, no penalty_alpha, no prompt_lookup_num_tokens)",
+            param={"beam_search": "num_beams", "beam_sample": "num_beams"}.get(mode.value, mode.value),
+        )
+    for name in ("output_attentions", "output_hidden_states"):
+        if getattr(config, name):
+            raise UnsupportedOptionError(
+                f"{name} is not kept: a step computes many tokens that are dropped; run a forward pass on the "
+                "finished text instead",
+                param=name,
+            )
+    if config.guidance_scale is not None and config.guidance_scale != 1:
+        raise UnsupportedOptionError(
+            "guidance_scale runs the model inside a logits processor, once per token; use model.generate() for it",
+            param="guidance_scale",
+        )
+    if config.use_cache is False:
+        raise UnsupportedOptionError("lookahead decodes on a KV cache; leave use_cache on", param="use_cache")
+    if config.cache_implementation not in (None, "dynamic", "dynamic_full", "hybrid"):
+        raise UnsupportedOptionError(
+            f"cache_implementation={config.cache_implementation!r} is not used: lookahead brings its own KV cache; leave it out",
+            param="cache_implementation",
+        )
