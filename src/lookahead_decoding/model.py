@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, DynamicCache, PreTrainedModel
+from transformers import AttentionInterface, DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.cache_utils import get_layer_types_and_kwargs
 
 from lookahead_decoding.attention import (
@@ -56,10 +56,13 @@ class RopeSwitch:
     Attributes:
         position: the first position at which they change.
         every_position: they change again with every further one (``dynamic``); else once (``longrope``).
+        recomputes: plain decoding computes the whole text anew when it crosses the position (Phi-3 and its
+            kin, in their ``prepare_inputs_for_generation``).
     """
 
     position: int
     every_position: bool
+    recomputes: bool = False
 
 
 class ModelRunner:
@@ -86,7 +89,7 @@ class ModelRunner:
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
         self._takes_logits_to_keep = "logits_to_keep" in parameters
         self._configs = _attention_configs(model)
-        self.rope_switch = _rope_switch(self.text_config)
+        self.rope_switch = _rope_switch(model)
         self._dynamic_ropes = [m for m in model.modules() if hasattr(m, "max_seq_len_cached")]
         self.spec, self.attention = self._probe(attention)
 
@@ -122,6 +125,11 @@ class ModelRunner:
     def can_reuse(self, length: int) -> bool:
         """Whether a text of so many tokens has the same keys and values whatever it is the beginning of."""
         return self.rope_switch is None or length <= self.rope_switch.position
+
+    def must_recompute(self, length: int, cached: int) -> bool:
+        """Whether a text of ``length`` tokens, ``cached`` of them in the KV cache, is to be computed anew."""
+        switch = self.rope_switch
+        return switch is not None and switch.recomputes and cached <= switch.position < length
 
     def max_depth(self, position: int) -> int | None:
         """How far below the token at ``position`` guesses may lie; None is no bound.
@@ -352,7 +360,9 @@ def _attention_configs(model: PreTrainedModel) -> list[Any]:
     return list(configs.values())
 
 
-def _rope_switch(config: Any) -> RopeSwitch | None:
+def _rope_switch(model: PreTrainedModel) -> RopeSwitch | None:
+    config = model.config.get_text_config(decoder=True)
+    recomputes = type(model).prepare_inputs_for_generation is not GenerationMixin.prepare_inputs_for_generation
     parameters = getattr(config, "rope_parameters", None) or {}
     by_layer_type = [p for p in parameters.values() if isinstance(p, dict)] or [parameters]
     switches = []
@@ -361,7 +371,7 @@ def _rope_switch(config: Any) -> RopeSwitch | None:
             switches.append(RopeSwitch(config.max_position_embeddings, every_position=True))
         elif rope.get("rope_type") == "longrope":
             original = rope.get("original_max_position_embeddings") or config.max_position_embeddings
-            switches.append(RopeSwitch(original, every_position=False))
+            switches.append(RopeSwitch(original, every_position=False, recomputes=recomputes))
     return min(switches, key=lambda switch: switch.position) if switches else None
 
 

@@ -102,6 +102,8 @@ class Session:
 
     def plan(self) -> StepPlan:
         """This session's share of the next step."""
+        if self._runner.must_recompute(len(self._ids), self.store.length):
+            self.store.truncate(0)
         pending = self._ids[self.store.length :]
         # Rotary frequencies that depend on the pass's last position want the whole prompt in one pass.
         if len(pending) > self.config.prefill_chunk and self._runner.rope_switch is None:
