@@ -39,9 +39,12 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--repetition-penalty", type=float)
     parser.add_argument("--top-p", type=float)
+    parser.add_argument("--threads", type=int, help="torch's default, unless other work is running")
     parser.add_argument("--lookahead", action="append", help="a preset or a JSON object of options; repeatable")
     arguments = parser.parse_args()
 
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
     engine = Engine.from_pretrained(arguments.model, dtype=arguments.dtype)
     prompts = load_prompts(arguments.task, arguments.data, arguments.stride)
     for text in arguments.lookahead or ["paper", "default"]:

@@ -364,6 +364,10 @@ _OTHER_DOOR_ADVICE = "use stream(), stop= and a list of prompts"
 def _sampling_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """``generate`` arguments: an option that only sampling has turns it on, temperature 0 turns it off."""
     given = {name: value for name, value in options.items() if value is not None}
+    for name in ("top_p", "min_p"):
+        # Transformers leaves such a warper out without a word.
+        if name in given and not 0 <= given[name] <= 1:
+            raise ConfigError(f"{name} is a probability, from 0 to 1; got {given[name]}")
     if given.get("temperature") == 0:
         del given["temperature"]
         given["do_sample"] = False
@@ -374,7 +378,7 @@ def _sampling_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> tuple[Sequence[Prompt], bool]:
     """The prompts as a list, and whether it was a single one."""
-    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int | Mapping)):
+    if len(prompts) == 0 or isinstance(prompts, str) or isinstance(prompts[0], int | Mapping):
         return [prompts], True  # type: ignore[list-item]
     return prompts, False  # type: ignore[return-value]
 

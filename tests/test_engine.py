@@ -1,0 +1,196 @@
+"""The engine's contract beyond exactness: errors in one sentence, and nothing left half done."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+from zoo import tiny
+
+import lookahead_decoding
+from lookahead_decoding import (
+    CapacityError,
+    ConfigError,
+    DraftSource,
+    Engine,
+    LookaheadConfig,
+    ModelOutputError,
+    UnsupportedOptionError,
+)
+from lookahead_decoding.request import resolve
+
+PROMPT = [5, 6, 7, 8, 5, 6, 7, 8]
+
+
+@pytest.fixture(scope="module")
+def model() -> PreTrainedModel:
+    return tiny("llama", initializer_range=0.1)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "error", "sentence"),
+    [
+        ([], {}, ConfigError, "the prompt is empty"),
+        ([1, 211], {}, ConfigError, "a token id is a whole number below 211; got 211"),
+        (["a"], {}, ConfigError, "no tokenizer"),
+        ("a", {}, ConfigError, "no tokenizer"),
+        ([{"role": "user", "content": "a"}], {}, ConfigError, "no tokenizer"),
+        ([7] * 512, {}, CapacityError, "the prompt has 512 tokens and the model's context is 512"),
+        (PROMPT, {"max_new_tokens": 0}, ConfigError, "max_new_tokens"),
+        (PROMPT, {"tempreature": 1.0}, ConfigError, "tempreature"),
+        (PROMPT, {"temperature": -1.0}, ConfigError, "temperature"),
+        (PROMPT, {"top_p": 7.0}, ConfigError, "top_p"),
+        (PROMPT, {"stop": ""}, ConfigError, "stop takes strings that are not empty"),
+        (PROMPT, {"stop": "x"}, ConfigError, "stop strings need a tokenizer"),
+        (PROMPT, {"lookahead": "fast"}, ConfigError, "unknown preset 'fast'"),
+        (PROMPT, {"lookahead": 3}, ConfigError, "lookahead is a preset's name"),
+        (PROMPT, {"num_beams": 2}, UnsupportedOptionError, "beam search"),
+        (PROMPT, {"streamer": object()}, UnsupportedOptionError, "stream()"),
+        (PROMPT, {"num_return_sequences": 2}, UnsupportedOptionError, "list of prompts"),
+        (PROMPT, {"guidance_scale": 1.5}, UnsupportedOptionError, "guidance_scale"),
+        (PROMPT, {"use_cache": False}, UnsupportedOptionError, "use_cache"),
+        (PROMPT, {"cache_implementation": "static"}, UnsupportedOptionError, "brings its own KV cache"),
+        (PROMPT, {"prompt_lookup_num_tokens": 3}, UnsupportedOptionError, "greedy search and sampling"),
+        (PROMPT, {"output_attentions": True, "return_dict_in_generate": True}, UnsupportedOptionError, ""),
+    ],
+)
+def test_bad_input_gets_one_sentence(
+    model: PreTrainedModel, prompt: Any, options: dict[str, Any], error: type[Exception], sentence: str
+) -> None:
+    engine = Engine(model)
+    with pytest.raises(error) as caught:
+        engine.generate(prompt, **options)
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"num_beams": 3}, "num_beams"),
+        ({"assistant_model": object()}, "assistant_model"),
+        ({"output_hidden_states": True, "return_dict_in_generate": True}, "output_hidden_states"),
+        ({"attention_mask": torch.tensor([[0, 1, 1]])}, "attention_mask"),
+    ],
+)
+def test_generate_names_the_option_it_refuses(model: PreTrainedModel, options: dict[str, Any], param: str) -> None:
+    with pytest.raises(UnsupportedOptionError) as caught:
+        lookahead_decoding.generate(model, torch.tensor([[5, 6, 7]]), max_new_tokens=3, **options)
+    assert caught.value.param == param
+
+
+def test_generation_ends_at_the_models_context(model: PreTrainedModel) -> None:
+    completion = Engine(model).generate([7] * 500, max_new_tokens=100, temperature=0, eos_token_id=None)
+    assert len(completion.token_ids) == 12
+    assert completion.finish_reason == "length"
+
+
+def test_nan_logits_are_an_error_and_not_a_token(model: PreTrainedModel) -> None:
+    broken = tiny("llama")
+    engine = Engine(broken)
+    with torch.no_grad():
+        broken.lm_head.weight[17] = float("nan")
+    for options in ({"temperature": 0}, {"temperature": 1.0}):
+        with pytest.raises(ModelOutputError, match="not numbers"):
+            engine.generate(PROMPT, **options)
+
+
+def test_a_session_that_fails_does_not_take_others_with_it(model: PreTrainedModel) -> None:
+    engine = Engine(model)
+
+    def broken(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if input_ids.shape[1] == len(PROMPT) + 5:
+            raise ZeroDivisionError("a processor's own mistake")
+        return scores
+
+    def open_session(**options: Any) -> Any:
+        return engine.open(PROMPT, resolve(model, torch.tensor([PROMPT]), max_new_tokens=20, do_sample=False, **options))
+
+    good, bad = open_session(), open_session(logits_processor=[broken])
+    with pytest.raises(ZeroDivisionError):
+        for _ in engine.run([bad, good]):
+            pass
+    assert bad.end == "error"
+    while good.end is None:
+        engine.step([good])
+    assert good.tokens == engine.generate(PROMPT, max_new_tokens=20, temperature=0).token_ids
+
+
+def test_closing_a_stream_cancels_and_keeps_the_cache(model: PreTrainedModel) -> None:
+    engine = Engine(model)
+    stream = engine.stream(PROMPT, max_new_tokens=50, temperature=0, eos_token_id=None)
+    got = list(next(stream).token_ids) + list(next(stream).token_ids)
+    stream.close()
+    again = engine.generate(PROMPT, max_new_tokens=50, temperature=0, eos_token_id=None)
+    assert again.token_ids[: len(got)] == got
+    assert again.cached_tokens == len(PROMPT) - 1
+
+
+def test_stream_ends_with_the_completion_and_chunks_add_up(model: PreTrainedModel) -> None:
+    chunks = list(Engine(model).stream(PROMPT, max_new_tokens=30, temperature=0))
+    completion = chunks[-1].completion
+    assert completion is not None
+    assert all(chunk.completion is None for chunk in chunks[:-1])
+    assert [token for chunk in chunks for token in chunk.token_ids] == completion.token_ids
+    assert len(chunks) == completion.statistics.steps
+    credited = [source for chunk in chunks for source in chunk.sources if source]
+    assert len(credited) == sum(completion.statistics.accepted_by_source.values())
+
+
+def test_a_seed_is_chosen_and_told_when_none_is_given(model: PreTrainedModel) -> None:
+    engine = Engine(model)
+    first = engine.generate(PROMPT, temperature=1.5, top_k=0, max_new_tokens=20)
+    again = engine.generate(PROMPT, temperature=1.5, top_k=0, max_new_tokens=20, seed=first.sampling["seed"])
+    assert again.token_ids == first.token_ids
+    assert engine.generate(PROMPT, temperature=1.5, top_k=0, max_new_tokens=20).token_ids != first.token_ids
+
+
+def test_the_models_generation_config_holds_unless_told_otherwise() -> None:
+    model = tiny("llama")
+    model.generation_config.do_sample = True
+    model.generation_config.temperature = 0.25
+    engine = Engine(model)
+    assert engine.generate(PROMPT, max_new_tokens=2).sampling["temperature"] == 0.25
+    assert engine.generate(PROMPT, max_new_tokens=2, temperature=0.5).sampling["temperature"] == 0.5
+    assert engine.generate(PROMPT, max_new_tokens=2, temperature=0).sampling["do_sample"] is False
+
+
+def test_engine_generation_leaves_the_global_random_state_alone(model: PreTrainedModel) -> None:
+    engine = Engine(model)
+    state = torch.get_rng_state()
+    engine.generate(PROMPT, temperature=1.0, seed=1, max_new_tokens=10)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+class Repeat(DraftSource):
+    """Guesses that the last token comes again."""
+
+    def __init__(self, config: LookaheadConfig) -> None:
+        super().__init__(config)
+        self.last = 0
+
+    def extend(self, tokens: Any) -> None:
+        self.last = tokens[-1]
+
+    def propose(self, max_tokens: int) -> Any:
+        yield [self.last] * max_tokens
+
+
+def test_a_users_own_source_is_asked_and_credited() -> None:
+    model = tiny("llama", initializer_range=0.05)
+    own = {"window": 0, "ngram": 6, "sources": [f"{__name__}:Repeat"]}
+    engine = Engine(model)
+    plain = engine.generate(PROMPT, lookahead="plain", max_new_tokens=40, temperature=0)
+    completion = engine.generate(PROMPT, lookahead=own, max_new_tokens=40, temperature=0)
+    assert completion.token_ids == plain.token_ids
+    assert completion.statistics.accepted_by_source[f"{__name__}:Repeat"] > 5
+    assert completion.statistics.steps < plain.statistics.steps
+
+
+def test_wide_configs_use_no_more_nodes_than_they_may(model: PreTrainedModel) -> None:
+    for name, most in (("plain", 1), ("paper", 1 + 15 * 4 + 15 * 4), ("jacobi", 8)):
+        statistics = Engine(model).generate(PROMPT, lookahead=name, max_new_tokens=40, temperature=0).statistics
+        assert statistics.nodes <= most * statistics.steps
+        assert (statistics.nodes_per_step == 1) == (name == "plain")
