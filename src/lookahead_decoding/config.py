@@ -82,7 +82,7 @@ class LookaheadConfig:
 
     def _check_sources(self) -> None:
         sources = self.sources
-        if isinstance(sources, str) or not all(isinstance(name, str) for name in sources):
+        if not isinstance(sources, list | tuple) or not all(isinstance(name, str) for name in sources):
             raise ConfigError(f"sources is a list of names; got {sources!r}")
         for name in sources:
             if name not in BUILTIN_SOURCES and not re.fullmatch(r"[\w.]+:\w+", name):

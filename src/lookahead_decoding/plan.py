@@ -79,7 +79,10 @@ def plan_step(
         nodes, newest = window.add_to(tree, start)
         if config.verify_window:
             for node in nodes:
-                proposed.setdefault(node, []).append(WINDOW)
+                _credit(proposed, node, WINDOW)
+    order = [*sources, WINDOW]
+    for names in proposed.values():
+        names.sort(key=order.index)
     reads = sorted({start, *proposed, *newest})
     return StepPlan(tree, start, tuple(reads), tuple(newest), proposed)
 
@@ -95,7 +98,6 @@ def _add_drafts(
     """Take the sources' drafts in turn, one each, until ``guesses`` of them added nodes."""
     if guesses == 0 or max_tokens <= 0:
         return
-    order = list(sources)
     drafts = {name: iter(source.propose(max_tokens)) for name, source in sources.items()}
     while drafts:
         for name in list(drafts):
@@ -106,14 +108,14 @@ def _add_drafts(
             node = start
             for token in draft[:max_tokens]:
                 node = tree.add(node, token)
-                _credit(proposed.setdefault(node, []), name, order)
+                _credit(proposed, node, name)
             guesses -= len(tree) > known
             if guesses == 0:
                 return
 
 
-def _credit(names: list[str], name: str, order: list[str]) -> None:
-    """Note that ``name`` proposed a node too, keeping the order in which sources are credited."""
+def _credit(proposed: dict[int, list[str]], node: int, name: str) -> None:
+    """Note that a source proposed a node, too."""
+    names = proposed.setdefault(node, [])
     if name not in names:
         names.append(name)
-        names.sort(key=order.index)

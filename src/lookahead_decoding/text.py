@@ -7,27 +7,33 @@ from collections.abc import Sequence
 from transformers import PreTrainedTokenizerBase
 
 _INCOMPLETE = "\ufffd"
+_MOST_PENDING = 32  # tokens; a character has at most four bytes, so more of them are no character
 
 
 class IncrementalDetokenizer:
     """Text as tokens arrive: the pieces add up to decoding all tokens at once.
 
     A piece waits while its bytes end inside a character. Only the last few tokens are decoded again, so the
-    cost per token does not grow.
+    cost per token does not grow. (Where bytes make no character at all, tokenizers disagree with themselves
+    about how many replacement characters they become, and so may the pieces.)
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
+        self._skipped = frozenset(tokenizer.all_special_ids if skip_special_tokens else ())
         self._tokens: list[int] = []
         self._num_shown = 0  # of _tokens: those whose text was returned, kept as the next one's context
 
     def push(self, token: int) -> str:
         """The text that became certain with ``token``; often a word piece, sometimes nothing."""
+        if token in self._skipped:
+            return ""
         self._tokens.append(token)
         before = self._decode(self._tokens[: self._num_shown])
         now = self._decode(self._tokens)
-        if now.endswith(_INCOMPLETE) or len(now) <= len(before):
+        num_pending = len(self._tokens) - self._num_shown
+        if (now.endswith(_INCOMPLETE) or len(now) <= len(before)) and num_pending < _MOST_PENDING:
             return ""
         self._tokens = self._tokens[self._num_shown :]
         self._num_shown = len(self._tokens)
