@@ -6,11 +6,11 @@ import random
 
 import pytest
 import torch
-from zoo import tiny
 
 import lookahead_decoding
 from lookahead_decoding import CapacityError, Engine, cache
 from lookahead_decoding.cache import CacheSpec, KVStore, StateShape
+from zoo import tiny
 
 CPU = torch.device("cpu")
 

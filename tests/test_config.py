@@ -81,9 +81,7 @@ def test_the_presets_are_the_papers_settings() -> None:
         ({"preset": "jacobi"}, False),
     ],
 )
-def test_a_config_is_plain_when_neither_window_nor_drafts_are_left(
-    fields: dict[str, Any], is_plain: bool
-) -> None:
+def test_a_config_is_plain_when_neither_window_nor_drafts_are_left(fields: dict[str, Any], is_plain: bool) -> None:
     assert LookaheadConfig.from_dict(fields).is_plain == is_plain
 
 
@@ -185,15 +183,12 @@ def test_an_option_that_resembles_nothing_gets_no_suggestion() -> None:
     assert "did you mean" not in refusal({"xyzzy": 1})
 
 
-@pytest.mark.parametrize(
-    "read", [preset, as_config, lambda name: LookaheadConfig.from_dict({"preset": name})]
-)
+@pytest.mark.parametrize("read", [preset, as_config, lambda name: LookaheadConfig.from_dict({"preset": name})])
 def test_an_unknown_preset_is_refused_with_the_nearest_known_one(read: Any) -> None:
     with pytest.raises(ConfigError) as caught:
         read("papper")
     assert str(caught.value) == (
-        "unknown preset 'papper' (did you mean 'paper'?); "
-        "known are default, paper, paper-reference, jacobi, plain"
+        "unknown preset 'papper' (did you mean 'paper'?); known are default, paper, paper-reference, jacobi, plain"
     )
 
 
@@ -221,9 +216,7 @@ def test_every_lookahead_argument_takes_a_name_a_dict_or_a_config() -> None:
     assert as_config({"preset": "paper", "guesses": 2}) == PRESETS["paper"].replace(guesses=2)
 
 
-@pytest.mark.parametrize(
-    ("value", "kind"), [(None, "NoneType"), (5, "int"), (["paper"], "list"), (True, "bool")]
-)
+@pytest.mark.parametrize(("value", "kind"), [(None, "NoneType"), (5, "int"), (["paper"], "list"), (True, "bool")])
 def test_any_other_lookahead_argument_is_refused(value: Any, kind: str) -> None:
     with pytest.raises(ConfigError, match=f"a preset's name, a dict or a LookaheadConfig; got {kind}$"):
         as_config(value)
@@ -256,9 +249,7 @@ def test_a_config_files_fields_are_checked(tmp_path: Path) -> None:
     ],
     ids=["missing", "not-utf8", "not-json", "empty", "list", "number"],
 )
-def test_a_file_that_is_no_config_is_refused_by_its_path(
-    tmp_path: Path, content: bytes | None, reason: str
-) -> None:
+def test_a_file_that_is_no_config_is_refused_by_its_path(tmp_path: Path, content: bytes | None, reason: str) -> None:
     path = tmp_path / "lookahead.json"
     if content is not None:
         path.write_bytes(content)

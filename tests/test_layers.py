@@ -19,8 +19,8 @@ FILES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py") if pa
 INTEGERS = ("errors", "tree", "window", "pool", "config", "draft", "plan", "verify", "statistics")
 LAYERS = (
     INTEGERS,
-    ("sampling", "text", "cache", "attention", "model"),
-    ("stopping", "request", "session", "completion", "hub", "engine", "reference"),
+    ("sampling", "text", "cache", "attention", "probe", "model"),
+    ("stopping", "request", "prompts", "retention", "session", "completion", "hub", "engine", "reference"),
     ("generation", "compare", "threads", "cli", "__main__"),
 )
 LAYER_OF = {name: layer for layer, names in enumerate(LAYERS) for name in names}

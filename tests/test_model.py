@@ -7,11 +7,11 @@ import threading
 import pytest
 import torch
 import transformers as hf
-from zoo import CONFIGS, VOCAB, tiny
 
 import lookahead_decoding
 from lookahead_decoding import ConfigError, Engine, UnsupportedModelError
 from lookahead_decoding.model import ModelRunner
+from zoo import CONFIGS, VOCAB, tiny
 
 PROMPT = torch.tensor([[5, 6, 7, 8]])
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from test_exactness import looping
-from zoo import tiny
 
 import lookahead_decoding
 from lookahead_decoding import attention, cache, sampling, tree
+from test_exactness import looping
+from zoo import tiny
 
 CONFIGS = ("default", "paper", "jacobi", "paper-reference")
 
@@ -79,7 +79,7 @@ def test_without_a_fault_the_tokens_are_the_same() -> None:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_changes_tokens(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # The probe would refuse a model with a wrong mask; it is not what is tested here.
-    monkeypatch.setattr("lookahead_decoding.model._PROBE_TOLERANCE", {torch.float32: float("inf")})
+    monkeypatch.setattr("lookahead_decoding.probe._TOLERANCE", {torch.float32: float("inf")})
     FAULTS[fault](monkeypatch)
     assert tokens_differ()
 

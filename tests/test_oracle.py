@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from zoo import CONFIGS, MIXTURES, VOCAB, tiny
 
 from lookahead_decoding.cache import KVStore
-from lookahead_decoding.model import ATTENTION_BACKENDS, ModelRunner
 from lookahead_decoding.errors import UnsupportedModelError
+from lookahead_decoding.model import ModelRunner
 from lookahead_decoding.plan import StepPlan
+from lookahead_decoding.probe import ATTENTION_BACKENDS
 from lookahead_decoding.tree import ROOT, TokenTree
+from zoo import CONFIGS, MIXTURES, VOCAB, tiny
 
 # Which backends an architecture has; the others must be refused by the probe, never wrong.
 MASKED_ONLY = {"deepseek-v3", "falcon", "gemma2", "gpt-oss", "stablelm"}

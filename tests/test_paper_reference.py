@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from test_exactness import looping
-from zoo import tiny
 
 from lookahead_decoding import Engine
 from lookahead_decoding.config import preset
 from lookahead_decoding.request import resolve
+from test_exactness import looping
+from zoo import tiny
 
 NextToken = Callable[[list[int]], int]
 

@@ -73,9 +73,7 @@ def test_what_the_sources_contributed_sums_to_the_tokens_beyond_one_per_step(
     assert statistics.new_tokens == sum(len(decided.tokens) for _, decided in taken)
     assert statistics.accepted_by_source.total() == statistics.new_tokens - statistics.steps
     assert statistics.nodes == sum(plan.num_nodes for plan, _ in taken)
-    assert statistics.proposed.total() == sum(
-        len(names) for plan, _ in taken for names in plan.sources.values()
-    )
+    assert statistics.proposed.total() == sum(len(names) for plan, _ in taken for names in plan.sources.values())
     for source_and_depth, count in statistics.accepted.items():
         assert count <= statistics.proposed[source_and_depth]
     for name, count in statistics.accepted_by_source.items():

@@ -97,9 +97,7 @@ def test_every_eos_id_ends_generation(token: int) -> None:
 def test_every_criterion_is_asked_about_every_token_in_order_whatever_the_others_said() -> None:
     log: list[tuple[str, list[int]]] = []
     first = Watching(log, "first", 3, 4)
-    rules = StopRules(
-        StoppingCriteriaList([eos(), first, Watching(log, "second", 4), Watching(log, "third")])
-    )
+    rules = StopRules(StoppingCriteriaList([eos(), first, Watching(log, "second", 4), Watching(log, "third")]))
     assert checked(rules, [7, 1, 1]) == [EOS, CRITERION, None]
     expected = []
     for ids in ([50, 51, 7], [50, 51, 7, 1], [50, 51, 7, 1, 1]):

@@ -37,22 +37,16 @@ def byte_level() -> PreTrainedTokenizerFast:
 @cache
 def sentencepiece_like() -> PreTrainedTokenizerFast:
     """Like Llama 2's: spaces are in tokens, the text's first one is dropped, unknown characters are bytes."""
-    vocab = {
-        token: i for i, token in enumerate([*SPECIAL, "<unk>", *(f"<0x{byte:02X}>" for byte in range(256))])
-    }
+    vocab = {token: i for i, token in enumerate([*SPECIAL, "<unk>", *(f"<0x{byte:02X}>" for byte in range(256))])}
     merges = [("▁", "a"), ("a", "b"), ("▁", "▁"), ("▁a", "b"), ("好", "a")]
     for token in ["▁", *"abcde.", "好", *(left + right for left, right in merges)]:
         vocab[token] = len(vocab)
-    tokenizer = Tokenizer(
-        models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True)
-    )
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
-    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
@@ -66,12 +60,8 @@ def pieces(tokenizer: Any, ids: Sequence[int], **options: bool) -> list[str]:
     return [*(detokenizer.push(token) for token in ids), detokenizer.flush()]
 
 
-def decode(
-    tokenizer: PreTrainedTokenizerFast, ids: Sequence[int], *, skip_special_tokens: bool = True
-) -> str:
-    text = tokenizer.decode(
-        list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
-    )
+def decode(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+    text = tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
     assert isinstance(text, str)
     return text
 
@@ -79,9 +69,7 @@ def decode(
 texts = st.lists(
     st.one_of(
         st.text(st.characters(exclude_categories=["Cs"]), max_size=4),
-        st.sampled_from(
-            ["🙂", "👩🏽‍🚀", "é", "नमस्ते", "你好", "the ", "  ", " ab", "好a", "\n", " don't .", "\ufffd"]
-        ),
+        st.sampled_from(["🙂", "👩🏽‍🚀", "é", "नमस्ते", "你好", "the ", "  ", " ab", "好a", "\n", " don't .", "\ufffd"]),
     ),
     max_size=8,
 ).map("".join)
@@ -90,9 +78,7 @@ texts = st.lists(
 @settings(deadline=None, max_examples=200)
 @given(text=texts, data=st.data())
 @pytest.mark.parametrize("make", [byte_level, sentencepiece_like])
-def test_the_pieces_of_a_text_add_up_to_decoding_it_at_once(
-    make: Any, text: str, data: st.DataObject
-) -> None:
+def test_the_pieces_of_a_text_add_up_to_decoding_it_at_once(make: Any, text: str, data: st.DataObject) -> None:
     tokenizer = make()
     ids = encode(tokenizer, text)
     for _ in range(data.draw(st.integers(0, 2), "special tokens")):

@@ -77,16 +77,12 @@ def plans(draw: st.DrawFn, model: Model) -> StepPlan:
             node = tree.add(node, token)
     guessed = range(start + 1, len(tree))
     closed = draw(st.sets(st.sampled_from(guessed), max_size=2)) if guessed else set()
-    return StepPlan(
-        tree, start, tuple(range(start, len(tree))), (), {i: ["a"] for i in guessed if i not in closed}
-    )
+    return StepPlan(tree, start, tuple(range(start, len(tree))), (), {i: ["a"] for i in guessed if i not in closed})
 
 
 @settings(deadline=None, max_examples=500)
 @given(data=st.data(), seed=st.integers(0, 999), stop=stops)
-def test_a_walk_is_plain_decoding_as_far_as_the_guesses_were_right(
-    data: st.DataObject, seed: int, stop: Stop
-) -> None:
+def test_a_walk_is_plain_decoding_as_far_as_the_guesses_were_right(data: st.DataObject, seed: int, stop: Stop) -> None:
     model = model_of(seed)
     plan = data.draw(plans(model))
     text = plan.tree.path_tokens(plan.start)

@@ -62,9 +62,7 @@ CONFIGS: dict[str, Callable[..., PreTrainedConfig]] = {
     "gemma3": _like_llama(hf.Gemma3TextConfig, head_dim=16, sliding_window=WINDOW, layer_types=_ALTERNATING),
     "phi": _like_llama(hf.PhiConfig),
     "phi3": _like_llama(hf.Phi3Config),
-    "phi3-longrope": _like_llama(
-        hf.Phi3Config, original_max_position_embeddings=64, rope_parameters=_LONGROPE
-    ),
+    "phi3-longrope": _like_llama(hf.Phi3Config, original_max_position_embeddings=64, rope_parameters=_LONGROPE),
     "gpt2": _like_gpt2(hf.GPT2Config),
     "gptj": _like_gpt2(hf.GPTJConfig, rotary_dim=8),
     "codegen": _like_gpt2(hf.CodeGenConfig, rotary_dim=8),
@@ -72,8 +70,13 @@ CONFIGS: dict[str, Callable[..., PreTrainedConfig]] = {
     "gpt-neox": _like_llama(hf.GPTNeoXConfig),
     "opt": lambda **overrides: hf.OPTConfig(
         **{
-            **{"hidden_size": 64, "ffn_dim": 96, "num_hidden_layers": 3, "num_attention_heads": 4},
-            **{"vocab_size": VOCAB, "max_position_embeddings": 512, "word_embed_proj_dim": 64},
+            "hidden_size": 64,
+            "ffn_dim": 96,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "vocab_size": VOCAB,
+            "max_position_embeddings": 512,
+            "word_embed_proj_dim": 64,
             **_TOKENS,
             **overrides,
         }

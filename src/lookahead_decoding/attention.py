@@ -181,7 +181,9 @@ def packed_attention(
         raise UnsupportedModelError(f"{type(module).__name__} does not hand its keyword arguments to attention")
     for name, given in kwargs.items():
         if given is not None and name not in _IRRELEVANT:
-            raise UnsupportedModelError(f"{type(module).__name__} uses {name!r}, which packed attention does not implement")
+            raise UnsupportedModelError(
+                f"{type(module).__name__} uses {name!r}, which packed attention does not implement"
+            )
     layer = module.layer_idx
     assert isinstance(layer, int)
     reach = lookahead_batch.reach[layer]

@@ -141,7 +141,9 @@ def _known_fields(values: Mapping[str, Any]) -> Mapping[str, Any]:
     known = {field.name for field in dataclasses.fields(LookaheadConfig)}
     for name in values:
         if name not in known:
-            raise ConfigError(f"unknown lookahead option {name!r}{_suggest(name, known)}; known are {', '.join(sorted(known))}")
+            raise ConfigError(
+                f"unknown lookahead option {name!r}{_suggest(name, known)}; known are {', '.join(sorted(known))}"
+            )
     return values
 
 

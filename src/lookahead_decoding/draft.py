@@ -54,7 +54,7 @@ class _PooledSource(DraftSource):
         if tokens:
             self._last_token = tokens[-1]
 
-    def propose(self, max_tokens: int) -> Iterable[Sequence[int]]:  # noqa: ARG002 - the planner cuts
+    def propose(self, max_tokens: int) -> Iterable[Sequence[int]]:
         return () if self._last_token is None else self.pool.get(self._last_token)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,13 +25,12 @@ from lookahead_decoding.errors import CapacityError, ConfigError, UnsupportedOpt
 from lookahead_decoding.hub import load
 from lookahead_decoding.model import ModelRunner
 from lookahead_decoding.plan import StepPlan
-from lookahead_decoding.request import Request, resolve
+from lookahead_decoding.prompts import Prompt, as_batch, encode
+from lookahead_decoding.request import Request, resolve, sampling_options
+from lookahead_decoding.retention import RetainedStores
 from lookahead_decoding.session import Advance, Session
 from lookahead_decoding.stopping import StopRules
 from lookahead_decoding.text import IncrementalDetokenizer, TextStream
-
-Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
-"""Text as it is, token ids, or a chat's messages, which get the tokenizer's chat template."""
 
 RETAINED_BYTES = 256 * 2**20
 
@@ -65,8 +64,7 @@ class Engine:
         self.config = as_config(lookahead)
         self.runner = ModelRunner(model, attention)
         self.name = name or model.config.name_or_path or type(model).__name__
-        self.retained_bytes = retained_bytes
-        self._retained: list[tuple[list[int], KVStore]] = []  # finished sessions' ids and K/V, oldest first
+        self._retained = RetainedStores(retained_bytes)
 
     @classmethod
     def from_pretrained(
@@ -180,31 +178,16 @@ class Engine:
         )
 
     def _store(self, prompt: Sequence[int], length: int) -> KVStore:
-        """A KV store for ``length`` tokens: one that a finished session left and that begins like the prompt, or a new one."""
+        """A KV store for ``length`` tokens, with what a finished session left of the prompt's beginning."""
         check_memory(self.runner.spec, length)
-        shared, best = 0, None
         # The last token of a prompt is always computed: its logits decide the first new one.
-        for i, (ids, _) in enumerate(self._retained):
-            common = _common_prefix(ids, prompt[:-1])
-            if common > shared:
-                shared, best = common, i
-        if best is None or not self.runner.can_reuse(len(prompt)):
-            return KVStore(self.runner.spec)
-        _, store = self._retained.pop(best)
-        store.truncate(shared)
-        return store
+        known = self._retained.take(prompt[:-1]) if self.runner.can_reuse(len(prompt)) else None
+        return known or KVStore(self.runner.spec)
 
     def close(self, session: Session) -> None:
         """Take a session's K/V back and keep it for a while, the most recent within ``retained_bytes``."""
-        if not self.runner.can_reuse(len(session.cached_ids)):
-            return
-        self._retained.append((session.cached_ids, session.store))
-        held = 0
-        for i in range(len(self._retained) - 1, -1, -1):
-            held += self._retained[i][1].nbytes
-            if held > self.retained_bytes:
-                del self._retained[: i + 1]
-                break
+        if self.runner.can_reuse(session.store.length):
+            self._retained.put(session.cached_ids, session.store)
 
     def forget(self) -> None:
         """Drop all K/V of finished sessions."""
@@ -212,9 +195,7 @@ class Engine:
 
     # What users call.
 
-    def generate(
-        self, prompts: Prompt | Sequence[Prompt], **options: Any
-    ) -> Completion | list[Completion]:
+    def generate(self, prompts: Prompt | Sequence[Prompt], **options: Any) -> Completion | list[Completion]:
         """Complete one prompt, or several in the same passes.
 
         Args:
@@ -225,14 +206,14 @@ class Engine:
             A completion, or a list of them for a list. With one seed, a sampled completion is the same alone
             and in company.
         """
-        batch, single = _as_batch(prompts)
+        batch, is_single = as_batch(prompts)
         runs = [self._open(prompt, **options) for prompt in batch]
         for session, advance in self.run([run.session for run in runs]):
             next(run for run in runs if run.session is session).add(advance)
         completions = [self._completion(run) for run in runs]
-        return completions[0] if single else completions
+        return completions[0] if is_single else completions
 
-    def stream(self, prompt: Prompt, **options: Any) -> Iterator[Chunk]:
+    def stream(self, prompt: Prompt, **options: Any) -> Generator[Chunk]:
         """Complete one prompt step by step. Closing the iterator cancels.
 
         Args:
@@ -249,7 +230,7 @@ class Engine:
         """
         run = self._open(prompt, **options)
 
-        def chunks() -> Iterator[Chunk]:
+        def chunks() -> Generator[Chunk]:
             for _, advance in self.run([run.session]):
                 run.add(advance)
                 if advance.tokens:
@@ -266,24 +247,7 @@ class Engine:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """A prompt's token ids, the chat template applied to messages."""
-        if isinstance(prompt, str) or (prompt and isinstance(prompt[0], Mapping)):
-            if self.tokenizer is None:
-                raise ConfigError("this engine has no tokenizer, so a prompt is a list of token ids")
-            if isinstance(prompt, str):
-                ids = self.tokenizer(prompt)["input_ids"]
-            elif self.tokenizer.chat_template is None:
-                raise ConfigError("the tokenizer has no chat template; give the prompt as text (--raw)")
-            else:
-                ids = self.tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True)["input_ids"]
-        else:
-            ids = list(prompt)
-        if not ids:
-            raise ConfigError("the prompt is empty; give at least one token")
-        vocab_size = self.runner.vocab_size
-        for token in ids:
-            if not isinstance(token, int) or not 0 <= token < vocab_size:
-                raise ConfigError(f"a token id is a whole number below {vocab_size}; got {token!r}")
-        return ids
+        return encode(prompt, self.tokenizer, self.runner.vocab_size)
 
     def _open(
         self,
@@ -309,16 +273,22 @@ class Engine:
             raise ConfigError("stop strings need a tokenizer; this engine has none")
         for name in _OTHER_DOORS & options.keys():
             raise UnsupportedOptionError(
-                f"{name} belongs to lookahead_decoding.generate(model, ...); here {_OTHER_DOOR_ADVICE}", param=name
+                f"{name} belongs to lookahead_decoding.generate(model, ...); here {_OTHER_DOOR_ADVICE}",
+                param=name,
             )
         tensor = torch.tensor([ids], device=self.runner.device)
-        request = resolve(self.model, tensor, max_new_tokens=max_new_tokens, **_sampling_options(options))
+        request = resolve(self.model, tensor, max_new_tokens=max_new_tokens, **sampling_options(options))
         generator = None
         if request.samples:
             seed = secrets.randbits(32) if seed is None else seed
             generator = torch.Generator(self.runner.device).manual_seed(seed)
         session = self.open(
-            ids, request, lookahead=lookahead, generator=generator, max_length=context, stop_strings=stop_strings
+            ids,
+            request,
+            lookahead=lookahead,
+            generator=generator,
+            max_length=context,
+            stop_strings=stop_strings,
         )
         return _Run(session, request.sampling(seed))
 
@@ -359,30 +329,3 @@ _OTHER_DOORS = {
     "num_return_sequences", "output_logits", "output_scores", "return_dict_in_generate", "stop_strings", "streamer",
 }  # fmt: skip
 _OTHER_DOOR_ADVICE = "use stream(), stop= and a list of prompts"
-
-
-def _sampling_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """``generate`` arguments: an option that only sampling has turns it on, temperature 0 turns it off."""
-    given = {name: value for name, value in options.items() if value is not None}
-    for name in ("top_p", "min_p"):
-        # Transformers leaves such a warper out without a word.
-        if name in given and not 0 <= given[name] <= 1:
-            raise ConfigError(f"{name} is a probability, from 0 to 1; got {given[name]}")
-    if given.get("temperature") == 0:
-        del given["temperature"]
-        given["do_sample"] = False
-    elif given.keys() & {"temperature", "top_k", "top_p", "min_p"}:
-        given.setdefault("do_sample", True)
-    return given
-
-
-def _as_batch(prompts: Prompt | Sequence[Prompt]) -> tuple[Sequence[Prompt], bool]:
-    """The prompts as a list, and whether it was a single one."""
-    if len(prompts) == 0 or isinstance(prompts, str) or isinstance(prompts[0], int | Mapping):
-        return [prompts], True  # type: ignore[list-item]
-    return prompts, False  # type: ignore[return-value]
-
-
-def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many elements two sequences begin with alike."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -53,7 +53,8 @@ def generate(
         )
     if request.model_kwargs.get("attention_mask") is not None:
         raise UnsupportedOptionError(
-            "attention_mask hides some of the tokens; leave the hidden ones out of the input", param="attention_mask"
+            "attention_mask hides some of the tokens; leave the hidden ones out of the input",
+            param="attention_mask",
         )
     for name in ("inputs_embeds", "past_key_values", "cache"):
         given = request.model_kwargs.get(name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import random
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, DynamicCache, GenerationMixin, PreTrainedModel
+from transformers import AttentionInterface, GenerationMixin, PreTrainedModel
 from transformers.cache_utils import get_layer_types_and_kwargs
 
 from lookahead_decoding.attention import (
@@ -26,15 +25,12 @@ from lookahead_decoding.attention import (
     mask_for_model,
     packed_attention,
 )
-from lookahead_decoding.cache import CacheSpec, CacheWrite, KVStore, StepCache
+from lookahead_decoding.cache import CacheWrite, KVStore, StepCache
 from lookahead_decoding.errors import ConfigError, UnsupportedModelError
 from lookahead_decoding.plan import StepPlan
-from lookahead_decoding.tree import TokenTree
+from lookahead_decoding.probe import ATTENTION_BACKENDS, probe
 
 AttentionInterface.register(PACKED, packed_attention)
-
-ATTENTION_BACKENDS = ("packed", "masked")
-"""Fastest first; ``auto`` takes the first whose probe passes."""
 
 _REACH_BY_LAYER_TYPE = {
     "full_attention": "full",
@@ -42,11 +38,6 @@ _REACH_BY_LAYER_TYPE = {
     "chunked_attention": "chunked",
     "dummy": "full",  # shares another layer's keys and values, or has no attention at all
 }
-
-# The probe's bound on a logit's error, in standard deviations of the logits. Rounding stays orders of
-# magnitude below it, a wrong mask or position is far above it.
-_PROBE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
-_PROBE_TOLERANCE_HALF = 0.3
 
 
 @dataclass(frozen=True)
@@ -82,16 +73,17 @@ class ModelRunner:
         self.model = model
         self.text_config = model.config.get_text_config(decoder=True)
         self.vocab_size: int = self.text_config.vocab_size
-        layer_types = _layer_types(model)
-        self._reach = tuple(reach for _, reach in layer_types)
-        self._reach_by_type = dict(layer_types)
+        layers = _layers(model)
+        self.layer_types = tuple(layer_type for layer_type, _ in layers)
+        self._reach = tuple(reach for _, reach in layers)
+        self._reach_by_type = dict(layers)
         parameters = inspect.signature(model.forward).parameters
-        self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
+        self.cache_argument = "cache" if "cache" in parameters else "past_key_values"
         self._takes_logits_to_keep = "logits_to_keep" in parameters
         self._configs = _attention_configs(model)
         self.rope_switch = _rope_switch(model)
         self._dynamic_ropes = [m for m in model.modules() if hasattr(m, "max_seq_len_cached")]
-        self.spec, self.attention = self._probe(attention)
+        self.spec, self.attention = probe(self, attention)
 
     @property
     def device(self) -> torch.device:
@@ -163,18 +155,18 @@ class ModelRunner:
             segments.append(Segment(plan.tree, store, begin))
             rows += [begin + node for node in plan.reads]
             begin += len(plan.tree)
-        logits = self._forward(segments, rows, self.attention)
-        return list(logits.split([len(plan.reads) for plan, _ in steps]))
+        logits = self.run(segments, rows, self.attention)
+        return list(torch.split(logits, [len(plan.reads) for plan, _ in steps]))
 
-    def _forward(self, segments: Sequence[Segment], rows: Sequence[int], attention: str) -> Tensor:
-        """Logits ``[len(rows), V]`` of the packed row's given rows."""
+    def run(self, segments: Sequence[Segment], rows: Sequence[int], attention: str) -> Tensor:
+        """Logits ``[len(rows), V]`` of the given rows of a packed pass, with the attention backend of that name."""
         device = self.device
         ids = torch.tensor([[token for s in segments for token in s.tree.tokens]], device=device)
         positions = torch.tensor([[position for s in segments for position in s.positions]], device=device)
         self._forget_rope_history()
         writes = [CacheWrite(s.store, s.begin, s.end) for s in segments]
         arguments: dict[str, Any] = {
-            self._cache_argument: StepCache(writes, len(self._reach), gather=attention != "packed"),
+            self.cache_argument: StepCache(writes, len(self._reach), gather=attention != "packed"),
             "use_cache": True,
             "return_dict": True,
         }
@@ -182,13 +174,13 @@ class ModelRunner:
         read = torch.tensor(rows or [0], device=device)
         if self._takes_logits_to_keep:
             arguments["logits_to_keep"] = read
-        implementation = PACKED if attention == "packed" else self._model_attention()
+        implementation = PACKED if attention == "packed" else self.model_attention()
         if attention == "packed":
             arguments[BATCH_ARGUMENT] = PackedBatch(segments, self._reach)
             arguments["attention_mask"] = None
         else:
             arguments["attention_mask"] = self._masks(segments, additive=implementation == "eager")
-        with self._attend_with(implementation):
+        with self.attend_with(implementation):
             logits = self.model(ids, position_ids=positions, **arguments).logits[0]
         assert isinstance(logits, Tensor)
         if not self._takes_logits_to_keep:
@@ -210,7 +202,7 @@ class ModelRunner:
         }
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
-    def _model_attention(self) -> str:
+    def model_attention(self) -> str:
         """The model's own attention, or the nearest that takes a 4-D mask."""
         implementation = self.text_config._attn_implementation
         if implementation in ("eager", "sdpa"):
@@ -218,7 +210,7 @@ class ModelRunner:
         return "sdpa" if getattr(self.model, "_supports_sdpa", False) else "eager"
 
     @contextmanager
-    def _attend_with(self, implementation: str) -> Iterator[None]:
+    def attend_with(self, implementation: str) -> Iterator[None]:
         """Set the attention implementation for one pass; other threads' passes of this model wait."""
         with _lock_of(self.model):
             before = [config._attn_implementation for config in self._configs]
@@ -230,100 +222,7 @@ class ModelRunner:
                 for config, name in zip(self._configs, before, strict=True):
                     config._attn_implementation_internal = name
 
-    def _probe(self, attention: str) -> tuple[CacheSpec, str]:
-        """The cache's shapes, and the first backend that decodes a small tree as plain passes do."""
-        known = _probed.setdefault(self.model, {})
-        if attention not in known:
-            known[attention] = self._run_probe(attention)
-        return known[attention]
 
-    def _run_probe(self, attention: str) -> tuple[CacheSpec, str]:
-        training = self.model.training
-        reasons = []
-        with torch.inference_mode():
-            self.model.eval()
-            try:
-                probe = _Probe(self)
-                for backend in ATTENTION_BACKENDS if attention == "auto" else (attention,):
-                    try:
-                        error = probe.error(backend)
-                    except (UnsupportedModelError, RuntimeError, TypeError, ValueError, IndexError, KeyError) as failure:
-                        reasons.append(f"{backend}: {_first_line(failure)}")
-                        continue
-                    if error <= probe.tolerance:
-                        return probe.spec, backend
-                    reasons.append(f"{backend}: logits of a small token tree are off by {error:.2g} standard deviations")
-            finally:
-                if training:
-                    self.model.train()
-        raise UnsupportedModelError(
-            f"{type(self.model).__name__} cannot be decoded in parallel ({'; '.join(reasons)}); "
-            "use the model's own generate()"
-        )
-
-
-class _Probe:
-    """A six-node tree behind a short prefix, and what plain forward passes say about it."""
-
-    PARENTS = (-1, 0, 0, 1, 2, 2)
-    KEPT = (0, 2, 5)
-
-    def __init__(self, runner: ModelRunner) -> None:
-        self._runner = runner
-        rng = random.Random(0)
-        length = 7
-        if runner.rope_switch is not None:
-            length = max(1, min(length, runner.rope_switch.position - 5))
-        self._prefix, self._nodes, (self._last,) = (
-            [rng.randrange(runner.vocab_size) for _ in range(count)] for count in (length, len(self.PARENTS), 1)
-        )
-        self._tree = TokenTree()
-        for parent, token in zip(self.PARENTS, self._nodes, strict=True):
-            self._tree.add(parent, token)
-        cache = DynamicCache(config=runner.model.config)
-        leaves = set(range(len(self._tree))) - set(self._tree.parents)
-        self._expected: dict[int, Tensor] = {}
-        for leaf in sorted(leaves):
-            path = self._tree.path(leaf)
-            logits = self._plain([*self._prefix, *self._tree.path_tokens(leaf)])
-            self._expected.update(zip(path, logits[len(self._prefix) :], strict=True))
-        kept = [self._nodes[node] for node in self.KEPT]
-        self._expected_last = self._plain([*self._prefix, *kept, self._last], cache)[-1]
-        self.spec = CacheSpec.of(cache)
-        if len(self._tree) != len(self.PARENTS):
-            raise AssertionError("the probe's siblings must differ")
-
-    @property
-    def tolerance(self) -> float:
-        return _PROBE_TOLERANCE.get(self._runner.model.dtype, _PROBE_TOLERANCE_HALF)
-
-    def _plain(self, ids: Sequence[int], cache: DynamicCache | None = None) -> Tensor:
-        runner = self._runner
-        arguments = {runner._cache_argument: cache, "use_cache": True} if cache is not None else {"use_cache": False}
-        with runner._attend_with(runner._model_attention()):
-            logits = runner.model(torch.tensor([list(ids)], device=runner.device), **arguments).logits[0]
-        return logits.to(torch.float64 if logits.dtype == torch.float64 else torch.float32)
-
-    def error(self, backend: str) -> float:
-        """The largest error of a logit, in standard deviations of the expected logits."""
-        store = KVStore(self.spec)
-
-        def logits(tree: TokenTree, keep: Sequence[int]) -> Tensor:
-            store.reserve(store.length + len(tree))
-            rows = self._runner._forward([Segment(tree, store, 0)], range(len(tree)), backend)
-            store.keep(keep)
-            return rows.to(self._expected_last.dtype)
-
-        logits(TokenTree.chain(self._prefix), range(len(self._prefix)))
-        of_tree = logits(self._tree, self.KEPT)
-        of_last = logits(TokenTree.chain([self._last]), [0])[0]
-        found = torch.stack([*(of_tree[node] for node in self._expected), of_last])
-        expected = torch.stack([*self._expected.values(), self._expected_last])
-        error = (found - expected).abs().max() / expected.std()
-        return float(error.nan_to_num(nan=torch.inf))
-
-
-_probed: WeakKeyDictionary[PreTrainedModel, dict[str, tuple[CacheSpec, str]]] = WeakKeyDictionary()
 _locks: WeakKeyDictionary[PreTrainedModel, threading.RLock] = WeakKeyDictionary()
 
 
@@ -331,7 +230,7 @@ def _lock_of(model: PreTrainedModel) -> threading.RLock:
     return _locks.setdefault(model, threading.RLock())
 
 
-def _layer_types(model: PreTrainedModel) -> list[tuple[str, Reach]]:
+def _layers(model: PreTrainedModel) -> list[tuple[str, Reach]]:
     """Each layer's type and reach, as its config has it."""
     config = model.config.get_text_config(decoder=True)
     types, arguments = get_layer_types_and_kwargs(config)
@@ -346,7 +245,9 @@ def _layer_types(model: PreTrainedModel) -> list[tuple[str, Reach]]:
         size = argument.get("sliding_window")
         layers.append((layer_type, Reach(kind, size) if kind != "full" and size else FULL))
     if model.config.is_encoder_decoder:
-        raise UnsupportedModelError(f"{type(model).__name__} is an encoder-decoder; lookahead decodes decoder-only models")
+        raise UnsupportedModelError(
+            f"{type(model).__name__} is an encoder-decoder; lookahead decodes decoder-only models"
+        )
     return layers
 
 
@@ -373,7 +274,3 @@ def _rope_switch(model: PreTrainedModel) -> RopeSwitch | None:
             original = rope.get("original_max_position_embeddings") or config.max_position_embeddings
             switches.append(RopeSwitch(original, every_position=False, recomputes=recomputes))
     return min(switches, key=lambda switch: switch.position) if switches else None
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,7 +61,10 @@ class Request:
         """The resolved sampling options, JSON-ready."""
         config = self.generation_config
         penalty = config.repetition_penalty
-        options: dict[str, Any] = {"do_sample": self.samples, "repetition_penalty": 1.0 if penalty is None else penalty}
+        options: dict[str, Any] = {
+            "do_sample": self.samples,
+            "repetition_penalty": 1.0 if penalty is None else penalty,
+        }
         if self.samples:
             options |= {name: getattr(config, name) for name in ("temperature", "top_k", "top_p", "min_p")}
             options["seed"] = seed
@@ -91,7 +95,7 @@ def resolve(
     assistant = generate_kwargs.get("assistant_model")
     if assistant is not None:
         raise UnsupportedOptionError(
-            "assistant_model is another way to decode faster and cannot be combined with lookahead; leave one of them out",
+            "assistant_model is another way to decode faster and cannot be combined with lookahead; leave one out",
             param="assistant_model",
         )
     generate_kwargs, stop_strings = _without_stop_strings(model, generate_kwargs)
@@ -101,7 +105,7 @@ def resolve(
         generate_kwargs["streamer"] = streamer
 
     def take_over(
-        model: PreTrainedModel,  # noqa: ARG001 - how Transformers calls it
+        model: PreTrainedModel,
         input_ids: Tensor,
         logits_processor: LogitsProcessorList,
         stopping_criteria: StoppingCriteriaList,
@@ -166,6 +170,25 @@ def _refuse_unsupported(request: Request) -> None:
         raise UnsupportedOptionError("lookahead decodes on a KV cache; leave use_cache on", param="use_cache")
     if config.cache_implementation not in (None, "dynamic", "dynamic_full", "hybrid"):
         raise UnsupportedOptionError(
-            f"cache_implementation={config.cache_implementation!r} is not used: lookahead brings its own KV cache; leave it out",
+            f"cache_implementation={config.cache_implementation!r} is not used: lookahead brings its own KV cache; "
+            "leave it out",
             param="cache_implementation",
         )
+
+
+def sampling_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments for :func:`resolve`: an option that only sampling has turns it on, temperature 0 turns it off.
+
+    Raises:
+        ConfigError: a probability that is none; Transformers would leave its warper out without a word.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    for name in ("top_p", "min_p"):
+        if name in given and not 0 <= given[name] <= 1:
+            raise ConfigError(f"{name} is a probability, from 0 to 1; got {given[name]}")
+    if given.get("temperature") == 0:
+        del given["temperature"]
+        given["do_sample"] = False
+    elif given.keys() & {"temperature", "top_k", "top_p", "min_p"}:
+        given.setdefault("do_sample", True)
+    return given

@@ -84,10 +84,8 @@ class TokenDrawer:
             self.logits.append(raw)
         if self.scores is not None:
             self.scores.append(scores)
-        if self.noise is None:
-            weights = scores
-        else:
-            weights = scores.softmax(dim=-1) / self.noise.at(self._num_drawn)
+        noise = self.noise.at(self._num_drawn) if self.noise is not None else None
+        weights = scores if noise is None else scores.softmax(dim=-1) / noise
         best, token = weights.max(dim=-1)
         if best.isnan():
             raise ModelOutputError(

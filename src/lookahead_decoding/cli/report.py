@@ -1,0 +1,92 @@
+"""What a completion cost, in words: for standard error, behind the text."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from lookahead_decoding.compare import Comparison
+    from lookahead_decoding.completion import Completion
+    from lookahead_decoding.engine import Engine
+    from lookahead_decoding.statistics import DecodingStatistics
+
+
+def note(text: str) -> None:
+    """One line on standard error."""
+    print(text, file=sys.stderr)
+
+
+def speed(statistics: DecodingStatistics) -> str:
+    """Tokens, steps and their ratios."""
+    return (
+        f"{statistics.new_tokens} tokens in {statistics.steps} steps "
+        f"({statistics.tokens_per_step:.2f} per step), {statistics.tokens_per_second:.1f} tokens/s"
+    )
+
+
+def summary(completion: Completion) -> str:
+    """One line: what was made, how fast, why it ended, how it was drawn."""
+    parts = [speed(completion.statistics), f"ended by {completion.finish_reason}"]
+    if completion.cached_tokens:
+        parts.append(f"{completion.cached_tokens} of {completion.prompt_tokens} prompt tokens reused")
+    if completion.sampling["do_sample"]:
+        options = (f"{name}={value}" for name, value in completion.sampling.items() if value is not None)
+        parts.append(" ".join(options))
+    return ", ".join(parts)
+
+
+def details(completion: Completion) -> None:
+    """Statistics, memory and config of a completion."""
+    statistics = completion.statistics
+    print_statistics(statistics)
+    note(f"time: prefill {statistics.prefill_seconds:.2f} s, decoding {statistics.decode_seconds:.2f} s")
+    note(f"memory: KV {mebibytes(completion.kv_bytes)}, n-gram pools {mebibytes(completion.pool_bytes)}")
+    note(f"model: {completion.model}, {completion.dtype}, {completion.device}, threads: {completion.threads}")
+    note("config: " + " ".join(f"{name}={value}" for name, value in completion.config.to_dict().items()))
+
+
+def print_statistics(statistics: DecodingStatistics) -> None:
+    """Accepted of proposed tokens, per source and depth."""
+    note(f"nodes per step: {statistics.nodes_per_step:.1f}")
+    counts = statistics.to_dict()
+    proposed, accepted = counts["proposed"], counts["accepted"]
+    if not proposed:
+        return
+    depths = range(len(next(iter(proposed.values()))))
+    table = Table("source", "credited", *(f"depth {depth + 1}" for depth in depths), box=None)
+    for name, of_source in proposed.items():
+        taken = accepted.get(name, [])
+        shares = (f"{taken[i] if i < len(taken) else 0}/{of_source[i]}" for i in depths)
+        table.add_row(name, str(statistics.accepted_by_source[name]), *shares)
+    Console(stderr=True).print(table)
+
+
+def verdict(comparison: Comparison, engine: Engine) -> str:
+    """One line: the speed-up over plain decoding, and whether the tokens are the same."""
+    plain, lookahead = (c.statistics.tokens_per_second for c in (comparison.plain, comparison.lookahead))
+    speeds = f"{comparison.speedup:.2f}x over plain decoding ({lookahead:.1f} against {plain:.1f} tokens/s)"
+    difference = comparison.difference
+    if difference is None:
+        return f"{speeds}, identical tokens"
+
+    def named(token: int | None) -> str:
+        if token is None:
+            return "the end"
+        return repr(engine.tokenizer.decode([token])) if engine.tokenizer is not None else str(token)
+
+    evidence = ""
+    if difference.bound is not None:
+        gap = "infinite" if difference.gap is None else f"{difference.gap:.3g}"
+        evidence = f" (gap in float32 {gap}, rounding explains {difference.bound:.3g})"
+    return (
+        f"{speeds}, first difference at token {difference.index}: plain has {named(difference.plain_token)}, "
+        f"lookahead {named(difference.lookahead_token)}: {difference.label}{evidence}"
+    )
+
+
+def mebibytes(nbytes: int) -> str:
+    return f"{nbytes / 2**20:.1f} MiB"
