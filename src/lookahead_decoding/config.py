@@ -48,7 +48,7 @@ class LookaheadConfig:
         prefill_chunk: prompt tokens per forward pass.
     """
 
-    window: int = 5
+    window: int = 2
     ngram: int = 4
     guesses: int = 7
     sources: tuple[str, ...] = ("prompt_ngrams", "pool")

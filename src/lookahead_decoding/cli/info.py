@@ -81,7 +81,6 @@ def _cache() -> dict[str, Any]:
 
 
 def _model(engine: Engine) -> dict[str, Any]:
-
     runner = engine.runner
     switch = runner.rope_switch
     return {
