@@ -1,7 +1,8 @@
-"""Tiny models as files: a folder of Transformers, and a GGUF file; and the style that errors about them have."""
+"""Tiny models as files: folders of Transformers, and a GGUF file; and the style that errors about them have."""
 
 from __future__ import annotations
 
+import string
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,16 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from zoo import tiny
+
 WIDTH = 32
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
+CHAT_SPECIAL = ["<unk>", "<bos>", "<eos>", "<system>", "<user>", "<assistant>"]
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}<eos>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 
 
 def sentence(error: BaseException) -> str:
@@ -45,6 +53,28 @@ def save_model(folder: Path, kind: type[Any] = transformers.LlamaForCausalLM) ->
         num_attention_heads=2,
     )
     kind(config).save_pretrained(folder)
+
+
+def save_chat_model(folder: Path, *, context: int) -> None:
+    """A Llama of two layers that takes a chat and speaks ASCII, a token per character; no answer ends by itself."""
+    characters = [*string.ascii_letters, *string.digits, *string.punctuation, "Ġ", "Ċ"]
+    vocabulary = {token: i for i, token in enumerate([*CHAT_SPECIAL, *characters])}
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(CHAT_SPECIAL)
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        unk_token="<unk>",
+        bos_token="<bos>",
+        eos_token="<eos>",
+        chat_template=CHAT_TEMPLATE,
+    )
+    tokenizer.save_pretrained(folder)
+    model = tiny("llama", vocab_size=len(tokenizer), max_position_embeddings=context, num_hidden_layers=2)
+    with torch.no_grad():
+        model.lm_head.weight[: len(CHAT_SPECIAL)] = 0
+    model.save_pretrained(folder)
 
 
 def write_gguf(

@@ -10,7 +10,6 @@ import logging
 import shutil
 import signal
 import socket
-import string
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,8 +18,6 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
 import lookahead_decoding
@@ -29,14 +26,9 @@ from lookahead_decoding.cli import main
 from lookahead_decoding.cli.screen import Screen
 from lookahead_decoding.completion import Chunk
 from lookahead_decoding.config import MAX_NEW_TOKENS, PRESETS
-from zoo import tiny
+from model_files import save_chat_model
 
 CONTEXT = 100_000  # positions; a test that interrupts needs an answer that would take long
-TEMPLATE = (
-    "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}<eos>{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
-)
-SPECIAL = ["<unk>", "<bos>", "<eos>", "<system>", "<user>", "<assistant>"]
 JSON_KEYS = {
     "schema", "text", "token_ids", "prompt_tokens", "new_tokens", "steps", "tokens_per_step",
     "nodes_per_step", "accepted_by_source", "seconds", "tokens_per_second", "finish_reason", "sampling",
@@ -44,33 +36,11 @@ JSON_KEYS = {
 }  # fmt: skip
 
 
-def ascii_tokenizer() -> PreTrainedTokenizerFast:
-    """A token per character."""
-    characters = [*string.ascii_letters, *string.digits, *string.punctuation, "Ġ", "Ċ"]
-    vocabulary = {token: i for i, token in enumerate([*SPECIAL, *characters])}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(SPECIAL)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        unk_token="<unk>",
-        bos_token="<bos>",
-        eos_token="<eos>",
-        chat_template=TEMPLATE,
-    )
-
-
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The model and its tokenizer, saved."""
     path = tmp_path_factory.mktemp("models") / "tiny"
-    tokenizer = ascii_tokenizer()
-    model = tiny("llama", vocab_size=len(tokenizer), max_position_embeddings=CONTEXT, num_hidden_layers=2)
-    with torch.no_grad():
-        model.lm_head.weight[: len(SPECIAL)] = 0  # no answer ends by itself
-    model.save_pretrained(path)
-    tokenizer.save_pretrained(path)
+    save_chat_model(path, context=CONTEXT)
     return str(path)
 
 

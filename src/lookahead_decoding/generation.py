@@ -51,7 +51,8 @@ def generate(
             "use Engine.generate with a list of prompts",
             param="inputs",
         )
-    if request.model_kwargs.get("attention_mask") is not None:
+    mask = request.model_kwargs.get("attention_mask")
+    if mask is not None and not bool(mask.all()):
         raise UnsupportedOptionError(
             "attention_mask hides some of the tokens; leave the hidden ones out of the input",
             param="attention_mask",

@@ -234,6 +234,8 @@ def _layers(model: PreTrainedModel) -> list[tuple[str, Reach]]:
     """Each layer's type and reach, as its config has it."""
     config = model.config.get_text_config(decoder=True)
     types, arguments = get_layer_types_and_kwargs(config)
+    if isinstance(arguments, dict):  # one for all layers, in older versions
+        arguments = [arguments] * len(types)
     layers = []
     for layer_type, argument in zip(types, arguments, strict=True):
         kind = _REACH_BY_LAYER_TYPE.get(layer_type)
