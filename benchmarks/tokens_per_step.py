@@ -79,6 +79,8 @@ def main() -> None:
             "dtype": arguments.dtype,
             "threads": torch.get_num_threads(),
             "temperature": arguments.temperature,
+            "top_p": arguments.top_p,
+            "repetition_penalty": arguments.repetition_penalty,
         }
         print(json.dumps(line), flush=True)
 

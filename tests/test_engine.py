@@ -18,6 +18,7 @@ from lookahead_decoding import (
     ModelOutputError,
     UnsupportedOptionError,
 )
+from lookahead_decoding.engine import MAX_SESSIONS
 from lookahead_decoding.request import resolve
 from zoo import tiny
 
@@ -73,12 +74,31 @@ def test_bad_input_gets_one_sentence(
         ({"assistant_model": object()}, "assistant_model"),
         ({"output_hidden_states": True, "return_dict_in_generate": True}, "output_hidden_states"),
         ({"attention_mask": torch.tensor([[0, 1, 1]])}, "attention_mask"),
+        ({"position_ids": torch.tensor([[1, 2, 3]])}, "position_ids"),
+        ({"output_router_logits": True}, "output_router_logits"),
     ],
 )
 def test_generate_names_the_option_it_refuses(model: PreTrainedModel, options: dict[str, Any], param: str) -> None:
     with pytest.raises(UnsupportedOptionError) as caught:
         lookahead_decoding.generate(model, torch.tensor([[5, 6, 7]]), max_new_tokens=3, **options)
     assert caught.value.param == param
+
+
+def test_a_batch_and_a_filled_cache_are_refused(model: PreTrainedModel) -> None:
+    ids = torch.tensor([[5, 6, 7], [8, 9, 10]])
+    with pytest.raises(UnsupportedOptionError, match="decodes one row; got a batch of 2"):
+        lookahead_decoding.generate(model, ids, max_new_tokens=3)
+    cache = model(ids[:1], use_cache=True).cache
+    with pytest.raises(UnsupportedOptionError, match="give the whole prompt"):
+        lookahead_decoding.generate(model, torch.tensor([[5, 6, 7, 8]]), cache=cache, max_new_tokens=3)
+
+
+def test_generate_leaves_training_mode_as_it_was() -> None:
+    model = tiny("llama")
+    lookahead_decoding.generate(model.train(), torch.tensor([[5, 6, 7]]), max_new_tokens=3)
+    assert model.training
+    lookahead_decoding.generate(model.eval(), torch.tensor([[5, 6, 7]]), max_new_tokens=3)
+    assert not model.training
 
 
 def test_generation_ends_at_the_models_context(model: PreTrainedModel) -> None:
@@ -196,3 +216,44 @@ def test_wide_configs_use_no_more_nodes_than_they_may(model: PreTrainedModel) ->
         statistics = Engine(model).generate(PROMPT, lookahead=name, max_new_tokens=40, temperature=0).statistics
         assert statistics.nodes <= most * statistics.steps
         assert (statistics.nodes_per_step == 1) == (name == "plain")
+
+
+def test_a_step_refuses_ended_and_repeated_sessions(model: PreTrainedModel) -> None:
+    engine = Engine(model)
+
+    def open_session() -> Any:
+        return engine.open(PROMPT, resolve(model, torch.tensor([PROMPT]), max_new_tokens=3, do_sample=False))
+
+    session = open_session()
+    with pytest.raises(ValueError, match="takes part in a step once"):
+        engine.step([session, session])
+    with pytest.raises(ValueError, match="has not ended"):
+        engine.completion(session)
+    for _ in engine.run([session]):
+        pass
+    with pytest.raises(ValueError, match="not after its end"):
+        engine.step([open_session(), session])
+
+
+def test_a_long_list_is_decoded_a_few_at_a_time_and_in_order(
+    model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(model)
+    prompts = [[5 + i % 7, 6, 7 + i] for i in range(25)]
+    alone = [engine.generate(prompt, max_new_tokens=4 + i % 3, temperature=0) for i, prompt in enumerate(prompts[:3])]
+    sizes = []
+    step = engine.step
+    monkeypatch.setattr(engine, "step", lambda sessions: sizes.append(len(sessions)) or step(sessions))
+    together = engine.generate(prompts, max_new_tokens=6, temperature=0)
+    assert max(sizes) == MAX_SESSIONS < len(prompts)
+    assert [completion.prompt_tokens for completion in together] == [3] * 25
+    for lone, completion in zip(alone, together, strict=False):
+        assert completion.token_ids[: len(lone.token_ids)] == lone.token_ids
+
+
+def test_nothing_is_decoded_when_one_prompt_of_a_list_is_wrong(model: PreTrainedModel) -> None:
+    broken = tiny("llama")
+    engine = Engine(broken)
+    broken.register_forward_hook(lambda *_: pytest.fail("decoded"))
+    with pytest.raises(ConfigError, match="got 211"):
+        engine.generate([PROMPT, [211]])

@@ -8,11 +8,12 @@ agrees, and keeps that. Greedy and sampled, single and batched, streamed and not
 
 from __future__ import annotations
 
+import functools
+import itertools
 import secrets
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -33,6 +34,7 @@ from lookahead_decoding.stopping import StopRules
 from lookahead_decoding.text import IncrementalDetokenizer, TextStream
 
 RETAINED_BYTES = 256 * 2**20
+MAX_SESSIONS = 16
 
 
 class Engine:
@@ -91,6 +93,8 @@ class Engine:
         Sessions may differ in length, config and stage, and may come and go between steps. A session that
         fails (a processor raises, say) ends with ``end == "error"``; the others advance before it is raised.
         """
+        if any(session.end is not None for session in sessions) or len(set(sessions)) < len(sessions):
+            raise ValueError("a session takes part in a step once, and not after its end")
         begun = time.perf_counter()
         undecided = [session.statistics.steps == 0 for session in sessions]
         with torch.inference_mode():
@@ -122,11 +126,19 @@ class Engine:
             logits.update(zip(members, rows, strict=True))
         return [logits[i] for i in range(len(sessions))]
 
-    def run(self, sessions: Sequence[Session]) -> Iterator[tuple[Session, Advance]]:
-        """Step sessions until all have ended. Closing the iterator cancels; their caches are taken back."""
-        live = list(sessions)
+    def run(
+        self, sessions: Iterable[Session], *, max_sessions: int = MAX_SESSIONS
+    ) -> Generator[tuple[Session, Advance]]:
+        """Step sessions until all have ended. Closing the generator cancels; their caches are taken back.
+
+        Args:
+            sessions: taken as there is room for them.
+            max_sessions: how many share a step at most.
+        """
+        waiting = iter(sessions)
+        live: list[Session] = []
         try:
-            while live:
+            while live := [*live, *itertools.islice(waiting, max_sessions - len(live))]:
                 yield from zip(live, self.step(live), strict=True)
                 for session in live:
                     if session.end is not None:
@@ -175,6 +187,7 @@ class Engine:
             drawer=request.drawer(self.runner.vocab_size, generator),
             stop=stop,
             text=text,
+            sampling=request.sampling(None if generator is None else generator.initial_seed()),
         )
 
     def _store(self, prompt: Sequence[int], length: int) -> KVStore:
@@ -195,6 +208,10 @@ class Engine:
 
     # What users call.
 
+    @overload
+    def generate(self, prompts: Prompt, **options: Any) -> Completion: ...
+    @overload
+    def generate(self, prompts: Sequence[Prompt], **options: Any) -> list[Completion]: ...
     def generate(self, prompts: Prompt | Sequence[Prompt], **options: Any) -> Completion | list[Completion]:
         """Complete one prompt, or several in the same passes.
 
@@ -207,14 +224,23 @@ class Engine:
             and in company.
         """
         batch, is_single = as_batch(prompts)
-        runs = [self._open(prompt, **options) for prompt in batch]
-        for session, advance in self.run([run.session for run in runs]):
-            next(run for run in runs if run.session is session).add(advance)
-        completions = [self._completion(run) for run in runs]
-        return completions[0] if is_single else completions
+        openers = [self._prepare(prompt, **options) for prompt in batch]
+        index_of: dict[Session, int] = {}
+
+        def sessions() -> Iterator[Session]:
+            for index, opener in enumerate(openers):
+                session = opener()
+                index_of[session] = index
+                yield session
+
+        completions: dict[int, Completion] = {}
+        for session, advance in self.run(sessions()):
+            if advance.end is not None:
+                completions[index_of.pop(session)] = self.completion(session)
+        return completions[0] if is_single else [completions[i] for i in range(len(batch))]
 
     def stream(self, prompt: Prompt, **options: Any) -> Generator[Chunk]:
-        """Complete one prompt step by step. Closing the iterator cancels.
+        """Complete one prompt step by step. Closing the generator cancels.
 
         Args:
             prompt: text as it is, token ids, or a chat's messages.
@@ -228,11 +254,10 @@ class Engine:
             UnsupportedOptionError: an option that lookahead decoding does not do.
             CapacityError: the prompt does not fit the context, or its cache the memory.
         """
-        run = self._open(prompt, **options)
+        session = self._prepare(prompt, **options)()
 
         def chunks() -> Generator[Chunk]:
-            for _, advance in self.run([run.session]):
-                run.add(advance)
+            for _, advance in self.run([session]):
                 if advance.tokens:
                     yield Chunk(
                         text="".join(advance.pieces),
@@ -240,16 +265,37 @@ class Engine:
                         sources=advance.sources,
                         pieces=advance.pieces,
                         finish_reason=advance.end,
-                        completion=self._completion(run) if advance.end else None,
+                        completion=self.completion(session) if advance.end else None,
                     )
 
         return chunks()
+
+    def completion(self, session: Session) -> Completion:
+        """What a session that has ended comes to."""
+        if session.end is None:
+            raise ValueError("the session has not ended")
+        return Completion(
+            text=session.text,
+            token_ids=session.tokens,
+            prompt_tokens=len(session.prompt),
+            cached_tokens=session.cached_tokens,
+            finish_reason=session.end,
+            sampling=session.sampling,
+            statistics=session.statistics,
+            config=session.config,
+            model=self.name,
+            dtype=str(self.model.dtype).removeprefix("torch."),
+            device=str(self.runner.device),
+            threads=torch.get_num_threads(),
+            kv_bytes=session.store.nbytes,
+            pool_bytes=session.pool_bytes,
+        )
 
     def encode(self, prompt: Prompt) -> list[int]:
         """A prompt's token ids, the chat template applied to messages."""
         return encode(prompt, self.tokenizer, self.runner.vocab_size)
 
-    def _open(
+    def _prepare(
         self,
         prompt: Prompt,
         *,
@@ -258,7 +304,8 @@ class Engine:
         seed: int | None = None,
         lookahead: str | Mapping[str, Any] | LookaheadConfig | None = None,
         **options: Any,
-    ) -> _Run:
+    ) -> Callable[[], Session]:
+        """Check and resolve everything; what is returned opens the session."""
         ids = self.encode(prompt)
         context = self.runner.max_position
         if context is not None and len(ids) >= context:
@@ -271,61 +318,30 @@ class Engine:
             raise ConfigError(f"stop takes strings that are not empty; got {stop!r}")
         if stop_strings and self.tokenizer is None:
             raise ConfigError("stop strings need a tokenizer; this engine has none")
-        for name in _OTHER_DOORS & options.keys():
-            raise UnsupportedOptionError(
-                f"{name} belongs to lookahead_decoding.generate(model, ...); here {_OTHER_DOOR_ADVICE}",
-                param=name,
-            )
+        for name in _NOT_HERE.keys() & options.keys():
+            raise UnsupportedOptionError(f"{name} is for lookahead_decoding.generate; {_NOT_HERE[name]}", param=name)
         tensor = torch.tensor([ids], device=self.runner.device)
         request = resolve(self.model, tensor, max_new_tokens=max_new_tokens, **sampling_options(options))
         generator = None
         if request.samples:
             seed = secrets.randbits(32) if seed is None else seed
             generator = torch.Generator(self.runner.device).manual_seed(seed)
-        session = self.open(
+        return functools.partial(
+            self.open,
             ids,
             request,
-            lookahead=lookahead,
+            lookahead=self.config if lookahead is None else as_config(lookahead),
             generator=generator,
             max_length=context,
             stop_strings=stop_strings,
         )
-        return _Run(session, request.sampling(seed))
-
-    def _completion(self, run: _Run) -> Completion:
-        session = run.session
-        assert session.end is not None
-        return Completion(
-            text="".join(run.pieces),
-            token_ids=session.tokens,
-            prompt_tokens=len(session.prompt),
-            cached_tokens=session.cached_tokens,
-            finish_reason=session.end,
-            sampling=run.sampling,
-            statistics=session.statistics,
-            config=session.config,
-            model=self.name,
-            dtype=str(self.model.dtype).removeprefix("torch."),
-            device=str(self.runner.device),
-            threads=torch.get_num_threads(),
-            kv_bytes=session.store.nbytes,
-            pool_bytes=session.pool_bytes,
-        )
 
 
-@dataclass
-class _Run:
-    """A session and what :meth:`Engine._completion` needs beside it."""
-
-    session: Session
-    sampling: dict[str, Any]
-    pieces: list[str] = field(default_factory=list)
-
-    def add(self, advance: Advance) -> None:
-        self.pieces += advance.pieces
-
-
-_OTHER_DOORS = {
-    "num_return_sequences", "output_logits", "output_scores", "return_dict_in_generate", "stop_strings", "streamer",
-}  # fmt: skip
-_OTHER_DOOR_ADVICE = "use stream(), stop= and a list of prompts"
+_NOT_HERE = {
+    "num_return_sequences": "here give a list of prompts",
+    "output_logits": "completions do not keep logits",
+    "output_scores": "completions do not keep scores",
+    "return_dict_in_generate": "here a Completion is returned",
+    "stop_strings": "here they are called stop",
+    "streamer": "here use stream()",
+}

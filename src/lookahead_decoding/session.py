@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,6 +54,7 @@ class Session:
         drawer: chooses tokens.
         stop: ends it.
         text: its text, if it has a tokenizer.
+        sampling: the options the drawer was made with, for the record.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Session:
         drawer: TokenDrawer,
         stop: StopRules,
         text: TextStream | None = None,
+        sampling: Mapping[str, Any] | None = None,
     ) -> None:
         self.prompt = list(prompt)
         self.config = config
@@ -73,9 +76,11 @@ class Session:
         self.stop = stop
         self.end: str | None = None
         self.cached_tokens = store.length
+        self.sampling = dict(sampling or {})
         self.statistics = DecodingStatistics()
         self._runner = runner
         self._text = text
+        self._pieces: list[str] = []
         self._ids = list(self.prompt)
         self._ids_tensor = torch.tensor([self.prompt], device=runner.device)
         self._window = (
@@ -89,6 +94,11 @@ class Session:
     def tokens(self) -> list[int]:
         """The generated tokens so far."""
         return self._ids[len(self.prompt) :]
+
+    @property
+    def text(self) -> str:
+        """The generated text so far; "" without a tokenizer."""
+        return "".join(self._pieces)
 
     @property
     def pool_bytes(self) -> int:
@@ -150,11 +160,13 @@ class Session:
                 source.learn(ngrams)
         for source in self._sources.values():
             source.extend(decided.tokens)
+        pieces = self._text.take(last=decided.end is not None) if self._text is not None else []
+        self._pieces += pieces
         credited = [plan.sources[node][0] for node in decided.path]
         return Advance(
             tokens=decided.tokens,
             sources=credited + [MODEL] * (len(decided.tokens) - len(credited)),
-            pieces=self._text.take(last=decided.end is not None) if self._text is not None else (),
+            pieces=pieces,
             end=decided.end,
         )
 
