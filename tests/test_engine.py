@@ -50,6 +50,11 @@ def model() -> PreTrainedModel:
         (PROMPT, {"num_beams": 2}, UnsupportedOptionError, "beam search"),
         (PROMPT, {"streamer": object()}, UnsupportedOptionError, "stream()"),
         (PROMPT, {"num_return_sequences": 2}, UnsupportedOptionError, "list of prompts"),
+        (PROMPT, {"max_length": 20}, UnsupportedOptionError, "max_new_tokens"),
+        (PROMPT, {"attention_mask": torch.tensor([[0] + [1] * 7])}, UnsupportedOptionError, "hides some"),
+        (PROMPT, {"inputs_embeds": torch.zeros(1, 8, 64)}, UnsupportedOptionError, "inputs_embeds"),
+        ({"input_ids": [PROMPT]}, {}, ConfigError, "give its input_ids"),
+        (PROMPT, {"cache_implementation": "paged"}, UnsupportedOptionError, "brings its own KV cache"),
         (PROMPT, {"guidance_scale": 1.5}, UnsupportedOptionError, "guidance_scale"),
         (PROMPT, {"use_cache": False}, UnsupportedOptionError, "use_cache"),
         (PROMPT, {"cache_implementation": "static"}, UnsupportedOptionError, "brings its own KV cache"),
@@ -71,6 +76,8 @@ def test_bad_input_gets_one_sentence(
     ("options", "param"),
     [
         ({"num_beams": 3}, "num_beams"),
+        ({"num_return_sequences": 2, "do_sample": True}, "num_return_sequences"),
+        ({"cache_implementation": "paged"}, "cache_implementation"),
         ({"assistant_model": object()}, "assistant_model"),
         ({"output_hidden_states": True, "return_dict_in_generate": True}, "output_hidden_states"),
         ({"attention_mask": torch.tensor([[0, 1, 1]])}, "attention_mask"),
@@ -86,7 +93,7 @@ def test_generate_names_the_option_it_refuses(model: PreTrainedModel, options: d
 
 def test_a_batch_and_a_filled_cache_are_refused(model: PreTrainedModel) -> None:
     ids = torch.tensor([[5, 6, 7], [8, 9, 10]])
-    with pytest.raises(UnsupportedOptionError, match="decodes one row; got a batch of 2"):
+    with pytest.raises(UnsupportedOptionError, match="one row; got a batch of 2"):
         lookahead_decoding.generate(model, ids, max_new_tokens=3)
     cache = model(ids[:1], use_cache=True).cache
     with pytest.raises(UnsupportedOptionError, match="give the whole prompt"):
@@ -138,6 +145,38 @@ def test_a_session_that_fails_does_not_take_others_with_it(model: PreTrainedMode
     while good.end is None:
         engine.step([good])
     assert good.tokens == engine.generate(PROMPT, max_new_tokens=20, temperature=0).token_ids
+
+
+class Broken(DraftSource):
+    """Fails when it is asked."""
+
+    def propose(self, max_tokens: int) -> Any:
+        raise ZeroDivisionError(f"no {max_tokens} guesses")
+
+
+def test_a_draft_source_that_fails_ends_its_session_alone(model: PreTrainedModel) -> None:
+    engine = Engine(model)
+    request = resolve(model, torch.tensor([PROMPT]), max_new_tokens=5, do_sample=False)
+    bad = engine.open(PROMPT, request, lookahead={"sources": [f"{__name__}:Broken"]})
+    good = engine.open(PROMPT, request)
+    with pytest.raises(ZeroDivisionError):
+        engine.step([bad, good])
+    assert bad.end == "error"
+    assert len(good.tokens) >= 1
+
+
+def test_prompts_may_be_tensors(model: PreTrainedModel) -> None:
+    engine = Engine(model)
+    row = torch.tensor(PROMPT)
+    expected = engine.generate(PROMPT, max_new_tokens=5, temperature=0).token_ids
+    assert engine.generate(row, max_new_tokens=5, temperature=0).token_ids == expected
+    assert [c.token_ids for c in engine.generate(row[None], max_new_tokens=5, temperature=0)] == [expected]
+
+
+def test_inputs_may_be_named_as_a_tokenizer_names_them(model: PreTrainedModel) -> None:
+    inputs = {"input_ids": torch.tensor([PROMPT]), "attention_mask": torch.ones(1, len(PROMPT), dtype=torch.long)}
+    expected = model.generate(**inputs, max_new_tokens=5, do_sample=False)
+    assert torch.equal(lookahead_decoding.generate(model, **inputs, max_new_tokens=5, do_sample=False), expected)
 
 
 def test_closing_a_stream_cancels_and_keeps_the_cache(model: PreTrainedModel) -> None:

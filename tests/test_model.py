@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import threading
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ import transformers as hf
 import lookahead_decoding
 from lookahead_decoding import ConfigError, Engine, UnsupportedModelError
 from lookahead_decoding.model import ModelRunner
+from lookahead_decoding.view import view_of
 from zoo import CONFIGS, VOCAB, tiny
 
 PROMPT = torch.tensor([[5, 6, 7, 8]])
@@ -90,21 +93,59 @@ def test_the_probe_runs_once_per_model() -> None:
     ModelRunner(model)
 
 
-def test_plain_generate_in_another_thread_is_not_disturbed() -> None:
+def test_passes_in_other_threads_are_not_disturbed() -> None:
     model = tiny("llama")
-    expected = model.generate(PROMPT, max_new_tokens=60, do_sample=False, eos_token_id=None)
+    options = {"max_new_tokens": 60, "do_sample": False, "eos_token_id": None}
+    expected = model.generate(PROMPT, **options)
     found: list[torch.Tensor] = []
 
-    def run() -> None:
-        found.append(lookahead_decoding.generate(model, PROMPT, max_new_tokens=60, do_sample=False, eos_token_id=None))
+    def run(generate: Callable[..., torch.Tensor]) -> None:
+        for _ in range(3):
+            found.append(generate(PROMPT, **options))
 
-    threads = [threading.Thread(target=run) for _ in range(3)]
+    ours = functools.partial(lookahead_decoding.generate, model)
+    threads = [threading.Thread(target=run, args=(generate,)) for generate in (ours, model.generate) * 2]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 3
+    assert len(found) == 12
     assert all(torch.equal(ids, expected) for ids in found)
+
+
+def test_a_view_shares_weights_and_hooks_and_leaves_the_model_alone() -> None:
+    model = tiny("gemma3")
+    view = view_of(model, "eager")
+    own, shared = dict(view.named_parameters()), dict(model.named_parameters())
+    assert own.keys() == shared.keys()
+    assert all(own[name] is shared[name] for name in own)
+    assert not set(view.modules()) & set(model.modules())
+    assert {m.config._attn_implementation for m in view.modules() if hasattr(m, "config")} == {"eager"}
+    assert {m.config._attn_implementation for m in model.modules() if hasattr(m, "config")} == {"sdpa"}
+    with torch.no_grad():
+        model.lm_head.weight.mul_(2)
+    torch.testing.assert_close(view(PROMPT).logits, model(PROMPT).logits)
+    calls: list[int] = []
+    model.model.layers[0].register_forward_hook(lambda *_: calls.append(1))
+    view(PROMPT)
+    assert calls == [1]
+
+
+def test_modules_with_hooks_of_accelerate_run_in_the_view() -> None:
+    hooks = pytest.importorskip("accelerate.hooks", reason="the extra gguf is not installed")
+    model = tiny("llama")
+    expected = model.generate(PROMPT, max_new_tokens=10, do_sample=False)
+    hooks.add_hook_to_module(model.model.layers[1].self_attn, hooks.ModelHook())
+    hooks.add_hook_to_module(model.model.layers[0], hooks.ModelHook())
+    assert ModelRunner(model, "packed").attention == "packed"
+    assert torch.equal(lookahead_decoding.generate(model, PROMPT, max_new_tokens=10, do_sample=False), expected)
+
+
+def test_dynamic_frequencies_of_the_model_are_not_moved() -> None:
+    model = tiny("llama-dynamic-rope")
+    expected = model(PROMPT).logits
+    Engine(model).generate(list(range(3, 90)), max_new_tokens=10, temperature=0)
+    assert torch.equal(model(PROMPT).logits, expected)
 
 
 @pytest.mark.parametrize("name", sorted(CONFIGS))

@@ -67,7 +67,7 @@ class WindowNgrams(_PooledSource):
 
 
 class PromptNgrams(_PooledSource):
-    """N-grams of the prompt and of the output so far."""
+    """N-grams of the prompt and of the output so far, those that the text's end cuts short included."""
 
     def __init__(self, config: LookaheadConfig) -> None:
         super().__init__(config)
@@ -80,6 +80,13 @@ class PromptNgrams(_PooledSource):
         for i in range(len(text) - N + 1):
             self.pool.put(text[i], text[i + 1 : i + N])
         self._tail = text[-(N - 1) :]
+
+    def propose(self, max_tokens: int) -> Iterable[Sequence[int]]:
+        # The text's end has no whole n-gram yet; a short loop is seen here first.
+        for i in range(len(self._tail) - 2, -1, -1):
+            if self._tail[i] == self._last_token:
+                yield self._tail[i + 1 :]
+        yield from super().propose(max_tokens)
 
 
 def load_source(name: str, config: LookaheadConfig) -> DraftSource:

@@ -13,7 +13,7 @@ import itertools
 import secrets
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -30,8 +30,10 @@ from lookahead_decoding.prompts import Prompt, as_batch, encode
 from lookahead_decoding.request import Request, resolve, sampling_options
 from lookahead_decoding.retention import RetainedStores
 from lookahead_decoding.session import Advance, Session
-from lookahead_decoding.stopping import StopRules
+from lookahead_decoding.stopping import ERROR, StopRules
 from lookahead_decoding.text import IncrementalDetokenizer, TextStream
+
+T = TypeVar("T")
 
 RETAINED_BYTES = 256 * 2**20
 MAX_SESSIONS = 16
@@ -96,35 +98,43 @@ class Engine:
         if any(session.end is not None for session in sessions) or len(set(sessions)) < len(sessions):
             raise ValueError("a session takes part in a step once, and not after its end")
         begun = time.perf_counter()
-        undecided = [session.statistics.steps == 0 for session in sessions]
-        with torch.inference_mode():
-            plans = [session.plan() for session in sessions]
-            logits = self._forward(sessions, plans)
-            advances, failure = [], None
-            for session, plan, rows in zip(sessions, plans, logits, strict=True):
-                try:
-                    advances.append(session.commit(plan, rows))
-                except Exception as error:
-                    session.end = "error"
-                    failure = failure or error
-        seconds = time.perf_counter() - begun
-        for session, prefill in zip(sessions, undecided, strict=True):
-            session.statistics.add_time(seconds, prefill=prefill)
-        if failure is not None:
-            raise failure
-        return advances
+        undecided = [session for session in sessions if session.statistics.steps == 0]
+        failures: list[Exception] = []
 
-    def _forward(self, sessions: Sequence[Session], plans: Sequence[StepPlan]) -> list[Tensor]:
+        def guarded(session: Session, call: Callable[[], T]) -> T | None:
+            try:
+                return call()
+            except Exception as error:
+                session.end = ERROR
+                failures.append(error)
+                return None
+
+        with torch.inference_mode():
+            planned = [(session, guarded(session, session.plan)) for session in sessions]
+            steps = [(session, plan) for session, plan in planned if plan is not None]
+            logits = self._forward(steps)
+            advances = [
+                guarded(session, functools.partial(session.commit, plan, rows))
+                for (session, plan), rows in zip(steps, logits, strict=True)
+            ]
+        seconds = time.perf_counter() - begun
+        for session in sessions:
+            session.statistics.add_time(seconds, prefill=session in undecided)
+        if failures:
+            raise failures[0]
+        return [advance for advance in advances if advance is not None]
+
+    def _forward(self, steps: Sequence[tuple[Session, StepPlan]]) -> list[Tensor]:
         """Each session's logits: one pass, or one per group of sessions that cannot share one."""
         groups: dict[int, list[int]] = {}
-        for i, (session, plan) in enumerate(zip(sessions, plans, strict=True)):
+        for i, (session, plan) in enumerate(steps):
             last = session.store.length + max(plan.tree.depths)
             groups.setdefault(self.runner.pass_group(last), []).append(i)
         logits: dict[int, Tensor] = {}
         for members in groups.values():
-            rows = self.runner.forward([(plans[i], sessions[i].store) for i in members])
+            rows = self.runner.forward([(plan, session.store) for session, plan in (steps[i] for i in members)])
             logits.update(zip(members, rows, strict=True))
-        return [logits[i] for i in range(len(sessions))]
+        return [logits[i] for i in range(len(steps))]
 
     def run(
         self, sessions: Iterable[Session], *, max_sessions: int = MAX_SESSIONS
@@ -321,7 +331,9 @@ class Engine:
         for name in _NOT_HERE.keys() & options.keys():
             raise UnsupportedOptionError(f"{name} is for lookahead_decoding.generate; {_NOT_HERE[name]}", param=name)
         tensor = torch.tensor([ids], device=self.runner.device)
-        request = resolve(self.model, tensor, max_new_tokens=max_new_tokens, **sampling_options(options))
+        # Without a mask Transformers would hide tokens that look like padding.
+        options = {"attention_mask": torch.ones_like(tensor), **sampling_options(options)}
+        request = resolve(self.model, tensor, max_new_tokens=max_new_tokens, **options)
         generator = None
         if request.samples:
             seed = secrets.randbits(32) if seed is None else seed
@@ -338,6 +350,7 @@ class Engine:
 
 
 _NOT_HERE = {
+    "max_length": "here the length is max_new_tokens",
     "num_return_sequences": "here give a list of prompts",
     "output_logits": "completions do not keep logits",
     "output_scores": "completions do not keep scores",

@@ -12,7 +12,6 @@ from transformers.generation import GenerateDecoderOnlyOutput
 
 from lookahead_decoding.config import LookaheadConfig
 from lookahead_decoding.engine import Engine
-from lookahead_decoding.errors import UnsupportedOptionError
 from lookahead_decoding.request import Request, resolve
 
 
@@ -54,7 +53,6 @@ def generate(
 
 
 def _decode(engine: Engine, request: Request, streamer: Any) -> Tensor | GenerateDecoderOnlyOutput:
-    _refuse_inputs(request)
     ids = request.input_ids
     session = engine.open(ids[0].tolist(), request)
     for _, advance in engine.run([session]):
@@ -72,34 +70,3 @@ def _decode(engine: Engine, request: Request, streamer: Any) -> Tensor | Generat
         scores=None if drawer.scores is None else tuple(drawer.scores),
         logits=None if drawer.logits is None else tuple(drawer.logits),
     )
-
-
-# What Transformers hands to a model's forward and lookahead decoding makes itself.
-_OURS = {"cache", "input_ids", "logits_to_keep", "past_key_values", "position_ids", "use_cache"}
-
-
-def _refuse_inputs(request: Request) -> None:
-    """Nothing that would change the result is left out without a word."""
-    rows, length = request.input_ids.shape
-    inputs = {name: given for name, given in request.model_kwargs.items() if given is not None}
-    if rows != 1:
-        raise UnsupportedOptionError(
-            f"lookahead_decoding.generate decodes one row; got a batch of {rows}: use Engine.generate with a list of "
-            "prompts",
-            param="inputs",
-        )
-    mask = inputs.pop("attention_mask", None)
-    if mask is not None and not bool(mask.all()):
-        raise UnsupportedOptionError(
-            "attention_mask hides some of the tokens; leave the hidden ones out of the input", param="attention_mask"
-        )
-    for name in ("cache", "past_key_values"):
-        if name in inputs and inputs[name].get_seq_length() > 0:
-            raise UnsupportedOptionError(f"{name} is not taken over; give the whole prompt as token ids", param=name)
-    positions = inputs.get("position_ids")
-    if positions is not None and positions.flatten().tolist() != list(range(length)):
-        raise UnsupportedOptionError("position_ids other than 0, 1, 2, ... are not taken over", param="position_ids")
-    for name in inputs.keys() - _OURS:
-        raise UnsupportedOptionError(
-            f"{name} is not an input that lookahead decodes with; give the prompt as token ids", param=name
-        )

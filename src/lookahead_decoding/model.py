@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -29,6 +26,7 @@ from lookahead_decoding.cache import CacheWrite, KVStore, StepCache
 from lookahead_decoding.errors import ConfigError, UnsupportedModelError
 from lookahead_decoding.plan import StepPlan
 from lookahead_decoding.probe import ATTENTION_BACKENDS, probe
+from lookahead_decoding.view import view_of
 
 AttentionInterface.register(PACKED, packed_attention)
 
@@ -56,6 +54,28 @@ class RopeSwitch:
     recomputes: bool = False
 
 
+@dataclass(frozen=True)
+class ModelView:
+    """A model as one attention backend runs it.
+
+    Attributes:
+        model: a view of the user's model.
+        attention: the backend's name.
+        implementation: what the view's config calls it.
+    """
+
+    model: PreTrainedModel
+    attention: str
+    implementation: str
+
+    def forget_rope_history(self) -> None:
+        """Let ``dynamic`` frequencies follow the next pass alone, not the longest text seen before it."""
+        for module in self.model.modules():
+            if hasattr(module, "max_seq_len_cached"):
+                module.inv_freq = module.original_inv_freq
+                module.max_seq_len_cached = module.original_max_seq_len
+
+
 class ModelRunner:
     """A causal LM as the engine sees it: token trees in, logits out.
 
@@ -80,10 +100,9 @@ class ModelRunner:
         parameters = inspect.signature(model.forward).parameters
         self.cache_argument = "cache" if "cache" in parameters else "past_key_values"
         self._takes_logits_to_keep = "logits_to_keep" in parameters
-        self._configs = _attention_configs(model)
         self.rope_switch = _rope_switch(model)
-        self._dynamic_ropes = [m for m in model.modules() if hasattr(m, "max_seq_len_cached")]
         self.spec, self.attention = probe(self, attention)
+        self._view = self.view(self.attention)
 
     @property
     def device(self) -> torch.device:
@@ -94,7 +113,9 @@ class ModelRunner:
 
     @property
     def max_position(self) -> int | None:
-        """Number of positions the model was made for; None where its config does not say."""
+        """Number of positions the model was made for; None where it has no end: ``dynamic`` frequencies follow."""
+        if self.rope_switch is not None and self.rope_switch.every_position:
+            return None
         length = getattr(self.text_config, "max_position_embeddings", None)
         return int(length) if length else None
 
@@ -139,6 +160,11 @@ class ModelRunner:
                 bounds.append(0)
         return max(0, min(bounds)) if bounds else None
 
+    def view(self, attention: str) -> ModelView:
+        """The model as a backend runs it."""
+        implementation = PACKED if attention == "packed" else self._masked_attention()
+        return ModelView(view_of(self.model, implementation), attention, implementation)
+
     def forward(self, steps: Sequence[tuple[StepPlan, KVStore]]) -> list[Tensor]:
         """One forward pass over all sessions.
 
@@ -155,18 +181,19 @@ class ModelRunner:
             segments.append(Segment(plan.tree, store, begin))
             rows += [begin + node for node in plan.reads]
             begin += len(plan.tree)
-        logits = self.run(segments, rows, self.attention)
+        logits = self.run(self._view, segments, rows)
         return list(torch.split(logits, [len(plan.reads) for plan, _ in steps]))
 
-    def run(self, segments: Sequence[Segment], rows: Sequence[int], attention: str) -> Tensor:
-        """Logits ``[len(rows), V]`` of the given rows of a packed pass, with the attention backend of that name."""
+    def run(self, view: ModelView, segments: Sequence[Segment], rows: Sequence[int]) -> Tensor:
+        """Logits ``[len(rows), V]`` of the given rows of a packed pass."""
         device = self.device
         ids = torch.tensor([[token for s in segments for token in s.tree.tokens]], device=device)
         positions = torch.tensor([[position for s in segments for position in s.positions]], device=device)
-        self._forget_rope_history()
+        if self.rope_switch is not None and self.rope_switch.every_position:
+            view.forget_rope_history()
         writes = [CacheWrite(s.store, s.begin, s.end) for s in segments]
         arguments: dict[str, Any] = {
-            self.cache_argument: StepCache(writes, len(self._reach), gather=attention != "packed"),
+            self.cache_argument: StepCache(writes, len(self._reach), gather=view.attention == "masked"),
             "use_cache": True,
             "return_dict": True,
         }
@@ -174,25 +201,16 @@ class ModelRunner:
         read = torch.tensor(rows or [0], device=device)
         if self._takes_logits_to_keep:
             arguments["logits_to_keep"] = read
-        implementation = PACKED if attention == "packed" else self.model_attention()
-        if attention == "packed":
+        if view.attention == "packed":
             arguments[BATCH_ARGUMENT] = PackedBatch(segments, self._reach)
             arguments["attention_mask"] = None
         else:
-            arguments["attention_mask"] = self._masks(segments, additive=implementation == "eager")
-        with self.attend_with(implementation):
-            logits = self.model(ids, position_ids=positions, **arguments).logits[0]
+            arguments["attention_mask"] = self._masks(segments, additive=view.implementation == "eager")
+        logits = view.model(ids, position_ids=positions, **arguments).logits[0]
         assert isinstance(logits, Tensor)
         if not self._takes_logits_to_keep:
             logits = logits[read.to(logits.device)]
         return logits[: len(rows)]
-
-    def _forget_rope_history(self) -> None:
-        """Let ``dynamic`` frequencies follow this pass alone, not the longest text seen before it."""
-        if self.rope_switch is not None and self.rope_switch.every_position:
-            for rope in self._dynamic_ropes:
-                rope.inv_freq = rope.original_inv_freq
-                rope.max_seq_len_cached = rope.original_max_seq_len
 
     def _masks(self, segments: Sequence[Segment], *, additive: bool) -> Tensor | dict[str, Tensor]:
         like = torch.empty(0, dtype=self.model.dtype, device=self.device)
@@ -202,32 +220,12 @@ class ModelRunner:
         }
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
-    def model_attention(self) -> str:
+    def _masked_attention(self) -> str:
         """The model's own attention, or the nearest that takes a 4-D mask."""
         implementation = self.text_config._attn_implementation
         if implementation in ("eager", "sdpa"):
             return str(implementation)
         return "sdpa" if getattr(self.model, "_supports_sdpa", False) else "eager"
-
-    @contextmanager
-    def attend_with(self, implementation: str) -> Iterator[None]:
-        """Set the attention implementation for one pass; other threads' passes of this model wait."""
-        with _lock_of(self.model):
-            before = [config._attn_implementation for config in self._configs]
-            try:
-                for config in self._configs:
-                    config._attn_implementation_internal = implementation
-                yield
-            finally:
-                for config, name in zip(self._configs, before, strict=True):
-                    config._attn_implementation_internal = name
-
-
-_locks: WeakKeyDictionary[PreTrainedModel, threading.RLock] = WeakKeyDictionary()
-
-
-def _lock_of(model: PreTrainedModel) -> threading.RLock:
-    return _locks.setdefault(model, threading.RLock())
 
 
 def _layers(model: PreTrainedModel) -> list[tuple[str, Reach]]:
@@ -251,16 +249,6 @@ def _layers(model: PreTrainedModel) -> list[tuple[str, Reach]]:
             f"{type(model).__name__} is an encoder-decoder; lookahead decodes decoder-only models"
         )
     return layers
-
-
-def _attention_configs(model: PreTrainedModel) -> list[Any]:
-    """The config objects that the model's layers read their attention implementation from."""
-    configs = {id(config): config for config in (model.config, model.config.get_text_config(decoder=True))}
-    for module in model.modules():
-        config = getattr(module, "config", None)
-        if hasattr(config, "_attn_implementation_internal"):
-            configs[id(config)] = config
-    return list(configs.values())
 
 
 def _rope_switch(model: PreTrainedModel) -> RopeSwitch | None:

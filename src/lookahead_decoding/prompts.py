@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jinja2 import TemplateError
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from lookahead_decoding.errors import ConfigError
@@ -14,8 +15,14 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """Text as it is, token ids, or a chat's messages, which get the tokenizer's chat template."""
 
 
-def as_batch(prompts: Prompt | Sequence[Prompt]) -> tuple[Sequence[Prompt], bool]:
+def as_batch(prompts: Prompt | Sequence[Prompt] | Tensor) -> tuple[Sequence[Prompt], bool]:
     """The prompts as a list, and whether it was a single one."""
+    if isinstance(prompts, Mapping):
+        raise ConfigError(
+            f"a prompt is text, messages or token ids; got a {type(prompts).__name__}: give its input_ids"
+        )
+    if isinstance(prompts, Tensor):
+        prompts = prompts.tolist()
     if len(prompts) == 0 or isinstance(prompts, str) or isinstance(prompts[0], int | Mapping):
         return [prompts], True  # type: ignore[list-item]
     return prompts, False  # type: ignore[return-value]

@@ -73,7 +73,7 @@ class Request:
 
 def resolve(
     model: PreTrainedModel,
-    input_ids: Tensor | None,
+    inputs: Tensor | None = None,
     *,
     tokenizer: PreTrainedTokenizerBase | None = None,
     streamer: Any = None,
@@ -83,7 +83,7 @@ def resolve(
 
     Args:
         model: a Transformers causal LM.
-        input_ids: ``[batch, n]`` on the model's device, or None when ``generate_kwargs`` hold the inputs.
+        inputs: token ids ``[batch, n]``, or None when ``generate_kwargs`` have ``input_ids``.
         tokenizer: for ``stop_strings``.
         streamer: gets the prompt, as Transformers would give it.
         generate_kwargs: any argument of ``model.generate``.
@@ -92,12 +92,12 @@ def resolve(
         UnsupportedOptionError: an option that lookahead decoding does not do.
         ConfigError: what Transformers itself refuses.
     """
-    assistant = generate_kwargs.get("assistant_model")
-    if assistant is not None:
+    if generate_kwargs.get("assistant_model") is not None:
         raise UnsupportedOptionError(
             "assistant_model is another way to decode faster and cannot be combined with lookahead; leave one out",
             param="assistant_model",
         )
+    _refuse_cache_implementation(generate_kwargs.get("cache_implementation"))
     generate_kwargs, stop_strings = _without_stop_strings(model, generate_kwargs)
     if stop_strings and tokenizer is None:
         raise ConfigError("stop_strings need tokenizer=, to know the text that the tokens make")
@@ -117,7 +117,7 @@ def resolve(
         return Request(input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs)
 
     try:
-        request = GenerationMixin.generate(model, input_ids, custom_generate=take_over, **generate_kwargs)
+        request = GenerationMixin.generate(model, inputs, custom_generate=take_over, **generate_kwargs)
     except (ValueError, TypeError) as error:
         raise ConfigError(" ".join(str(error).split())) from error
     assert isinstance(request, Request)
@@ -168,11 +168,49 @@ def _refuse_unsupported(request: Request) -> None:
         )
     if config.use_cache is False:
         raise UnsupportedOptionError("lookahead decodes on a KV cache; leave use_cache on", param="use_cache")
-    if config.cache_implementation not in (None, "dynamic", "dynamic_full", "hybrid"):
+    if (config.num_return_sequences or 1) > 1:
         raise UnsupportedOptionError(
-            f"cache_implementation={config.cache_implementation!r} is not used: lookahead brings its own KV cache; "
-            "leave it out",
+            f"num_return_sequences={config.num_return_sequences} is not decoded; call once per sequence",
+            param="num_return_sequences",
+        )
+    _refuse_cache_implementation(config.cache_implementation)
+    _refuse_inputs(request)
+
+
+def _refuse_cache_implementation(name: str | None) -> None:
+    if name not in (None, "dynamic", "dynamic_full", "hybrid"):
+        raise UnsupportedOptionError(
+            f"cache_implementation={name!r} is not used: lookahead brings its own KV cache; leave it out",
             param="cache_implementation",
+        )
+
+
+# What Transformers hands to a model's forward and lookahead decoding makes itself.
+_OURS = {"cache", "input_ids", "logits_to_keep", "past_key_values", "position_ids", "use_cache"}
+
+
+def _refuse_inputs(request: Request) -> None:
+    """Nothing that would change the result is left out without a word."""
+    rows, length = request.input_ids.shape
+    inputs = {name: given for name, given in request.model_kwargs.items() if given is not None}
+    if rows != 1:
+        raise UnsupportedOptionError(
+            f"a request is one row; got a batch of {rows}: use Engine.generate with a list of prompts", param="inputs"
+        )
+    mask = inputs.pop("attention_mask", None)
+    if mask is not None and not bool(mask.all()):
+        raise UnsupportedOptionError(
+            "attention_mask hides some of the tokens; leave the hidden ones out of the input", param="attention_mask"
+        )
+    for name in ("cache", "past_key_values"):
+        if name in inputs and inputs[name].get_seq_length() > 0:
+            raise UnsupportedOptionError(f"{name} is not taken over; give the whole prompt as token ids", param=name)
+    positions = inputs.get("position_ids")
+    if positions is not None and positions.flatten().tolist() != list(range(length)):
+        raise UnsupportedOptionError("position_ids other than 0, 1, 2, ... are not taken over", param="position_ids")
+    for name in inputs.keys() - _OURS:
+        raise UnsupportedOptionError(
+            f"{name} is not an input that lookahead decodes with; give the prompt as token ids", param=name
         )
 
 

@@ -11,6 +11,9 @@ EOS, STOP, CRITERION, LENGTH = "eos", "stop", "criterion", "length"
 """Why generation ended, the first that applies: an end-of-sequence token, a stop string, another stopping
 criterion (time included), the length."""
 
+ERROR = "error"
+"""How a session ends when a processor, a criterion or a draft source of its own raises."""
+
 _ORDER = (EOS, STOP, CRITERION, LENGTH)
 
 
