@@ -1,6 +1,7 @@
 """fp32 tokens of a real model against Transformers' own ``generate`` and the plain reference, greedy and sampled.
 
-    python benchmarks/exactness.py PATH/mt_bench_question.jsonl --stride 4
+    python benchmarks/exactness.py PATH/mt_bench_question.jsonl --stride 4 --lookahead default --lookahead paper
+    python benchmarks/exactness.py PATH/mt_bench_question.jsonl --stride 16
 
 Prints one JSON line per configuration; exits with 1 if any token, or the random state left behind, differs. No run
 is vacuous: tokens per step are printed beside the verdict.
@@ -26,7 +27,7 @@ from lookahead_decoding.request import resolve
 CONFIGS = {
     "default": preset("default"),
     "paper": preset("paper"),
-    "W5 N3 G5": LookaheadConfig(window=5, ngram=3, guesses=5),
+    "W3 N3 G3": LookaheadConfig(window=3, ngram=3, guesses=3),
     "W1 N6 G3": LookaheadConfig(window=1, ngram=6, guesses=3),
     "jacobi": preset("jacobi"),
 }
@@ -43,6 +44,7 @@ def main() -> None:
     parser.add_argument("--model")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--lookahead", action="append", choices=CONFIGS, help="repeatable; all of them if not given")
     arguments = parser.parse_args()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
@@ -62,7 +64,8 @@ def main() -> None:
             failed |= reference != plain[0, len(prompt) :].tolist()
         print(json.dumps({"mode": mode, "reference_equals_generate": not failed, "prompts": len(prompts)}), flush=True)
         lengths = [plain.shape[1] - len(prompt) for prompt, (plain, _) in zip(prompts, expected, strict=True)]
-        for name, config in CONFIGS.items():
+        for name in arguments.lookahead or CONFIGS:
+            config = CONFIGS[name]
             equal, same_state = 0, 0
             for seed, (prompt, (plain, state)) in enumerate(zip(prompts, expected, strict=True)):
                 torch.manual_seed(seed)

@@ -19,7 +19,7 @@ FILES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py") if pa
 INTEGERS = ("errors", "tree", "window", "pool", "config", "draft", "plan", "verify", "statistics")
 LAYERS = (
     INTEGERS,
-    ("sampling", "text", "cache", "attention", "view", "probe", "model", "pretrained", "gguf"),
+    ("sampling", "text", "cache", "attention", "view", "packing", "probe", "model", "pretrained", "gguf"),
     ("stopping", "request", "prompts", "retention", "session", "completion", "hub", "engine", "reference"),
     ("generation", "compare", "threads", "cli", "__main__"),
 )

@@ -47,7 +47,10 @@ class Engine:
         tokenizer: its tokenizer; without one, prompts and completions are token ids.
         lookahead: a preset's name, a dict of :class:`LookaheadConfig` fields, or a config.
         attention: ``auto``, ``packed`` or ``masked``.
+        pack_weights: multiply by packed copies of bf16 weights on a CPU, which take as much memory again; None is
+            where that is faster and there is plenty of room.
         retained_bytes: how much K/V of finished sessions is kept for prompts that begin alike.
+        name: of the model, for the record.
 
     Raises:
         UnsupportedModelError: the model keeps no attention cache, or fails the probe.
@@ -60,13 +63,14 @@ class Engine:
         *,
         lookahead: str | Mapping[str, Any] | LookaheadConfig = "default",
         attention: str = "auto",
+        pack_weights: bool | None = None,
         retained_bytes: int = RETAINED_BYTES,
         name: str | None = None,
     ) -> None:
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.config = as_config(lookahead)
-        self.runner = ModelRunner(model, attention)
+        self.runner = ModelRunner(model, attention, pack_weights=pack_weights)
         self.name = name or model.config.name_or_path or type(model).__name__
         self._retained = RetainedStores(retained_bytes)
 
@@ -81,11 +85,19 @@ class Engine:
         trust_remote_code: bool = False,
         lookahead: str | Mapping[str, Any] | LookaheadConfig = "default",
         attention: str = "auto",
+        pack_weights: bool | None = None,
     ) -> Engine:
         """Load a model and its tokenizer: a Hub id, a folder, a ``.gguf`` file, ``repo:file.gguf``, or the default."""
         config = as_config(lookahead)
         loaded = load(id_or_path, dtype=dtype, device=device, revision=revision, trust_remote_code=trust_remote_code)
-        return cls(loaded.model, loaded.tokenizer, lookahead=config, attention=attention, name=loaded.name)
+        return cls(
+            loaded.model,
+            loaded.tokenizer,
+            lookahead=config,
+            attention=attention,
+            pack_weights=pack_weights,
+            name=loaded.name,
+        )
 
     # One step, and the one loop.
 

@@ -44,7 +44,7 @@ def generate(
     training = model.training
     try:
         return _decode(
-            Engine(model, lookahead=lookahead, retained_bytes=0),
+            Engine(model, lookahead=lookahead, pack_weights=False, retained_bytes=0),
             resolve(model, inputs, tokenizer=tokenizer, streamer=streamer, **generate_kwargs),
             streamer,
         )

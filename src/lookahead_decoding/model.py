@@ -24,6 +24,7 @@ from lookahead_decoding.attention import (
 )
 from lookahead_decoding.cache import CacheWrite, KVStore, StepCache
 from lookahead_decoding.errors import ConfigError, UnsupportedModelError
+from lookahead_decoding.packing import pack_linears, should_pack
 from lookahead_decoding.plan import StepPlan
 from lookahead_decoding.probe import ATTENTION_BACKENDS, probe
 from lookahead_decoding.view import view_of
@@ -82,12 +83,13 @@ class ModelRunner:
     Args:
         model: a Transformers causal LM in evaluation mode; it is not changed.
         attention: ``auto``, ``packed`` or ``masked``.
+        pack_weights: multiply by packed copies of bf16 weights on a CPU; None is where it pays and fits.
 
     Raises:
         UnsupportedModelError: a layer type that keeps no attention cache, or wrong logits in the probe.
     """
 
-    def __init__(self, model: PreTrainedModel, attention: str = "auto") -> None:
+    def __init__(self, model: PreTrainedModel, attention: str = "auto", *, pack_weights: bool | None = False) -> None:
         if attention not in ("auto", *ATTENTION_BACKENDS):
             raise ConfigError(f"attention is auto, {' or '.join(ATTENTION_BACKENDS)}; got {attention!r}")
         self.model = model
@@ -103,6 +105,9 @@ class ModelRunner:
         self.rope_switch = _rope_switch(model)
         self.spec, self.attention = probe(self, attention)
         self._view = self.view(self.attention)
+        self.packs_weights = should_pack(model) if pack_weights is None else pack_weights
+        if self.packs_weights:
+            pack_linears(self._view.model)
 
     @property
     def device(self) -> torch.device:

@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from lookahead_decoding.completion import Completion
     from lookahead_decoding.engine import Engine
 
-# Neither holds text that its answer could copy.
+# Neither holds text that its answer could copy. Their tokens per step are about the median of MT-Bench's prompts, and
+# a little below that of HumanEval's.
 _PROMPTS = {
-    "chat": "Explain in a few paragraphs why the sky is blue and why sunsets are red.",
-    "code": "Write a Python class for a binary search tree with methods to insert, find and delete keys.",
+    "chat": "Explain how rainbows form, to a curious child.",
+    "code": "Write a Python function that checks whether a string is a palindrome, with a docstring and tests.",
 }
 _TRANSFORMERS, _PLAIN, _LOOKAHEAD = "transformers", "plain", "default"
 """What is timed: Transformers' own ``generate``, and the engine under two presets."""

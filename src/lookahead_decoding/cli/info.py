@@ -91,6 +91,7 @@ def _model(engine: Engine) -> dict[str, Any]:
         "device": str(runner.device),
         "layers": dict(Counter(runner.layer_types)),
         "attention": runner.attention,
+        "packed_weights": runner.packs_weights,
         "kv_bytes_per_token": runner.spec.bytes_per_token,
         "context": runner.max_position,
         "rope_switch": None if switch is None else switch.position,
