@@ -25,6 +25,8 @@ EOS_IDS = [2, 7]
 class Letters:
     """A tokenizer of one letter per token."""
 
+    all_special_ids = ()
+
     def decode(self, tokens: list[int], **_: object) -> str:
         return "".join(chr(ord("a") + token) for token in tokens)
 
