@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Reproduces the published figures into benchmarks/results (or $OUT): an hour on two quiet cores.
+# Reproduces the published figures into benchmarks/results (or $OUT): one to two hours on two quiet cores.
 #   make bench DATA=folder-with-the-prompt-files
 set -euo pipefail
 cd "$(dirname "$0")"
@@ -23,9 +23,15 @@ for task in MT_BENCH HUMANEVAL; do
   "$PYTHON" tokens_per_step.py "${arguments[@]}" --seeds 3 --lookahead paper --lookahead "$WITH_PROMPT_NGRAMS"
 done > "$OUT/tokens_per_step.jsonl"
 {
-  "$PYTHON" tokens_per_step.py "${MT_BENCH[@]}" --repetition-penalty 1.1 --lookahead default
-  "$PYTHON" tokens_per_step.py "${MT_BENCH[@]}" --temperature 1.0 --top-p 0.9 --lookahead default
+  for task in MT_BENCH HUMANEVAL; do
+    declare -n arguments=$task
+    "$PYTHON" tokens_per_step.py "${arguments[@]}" --repetition-penalty 1.1 \
+      --lookahead default --lookahead "$WITH_PROMPT_NGRAMS"
+    "$PYTHON" tokens_per_step.py "${arguments[@]}" --temperature 1.0 --top-p 0.9 \
+      --lookahead default --lookahead "$WITH_PROMPT_NGRAMS"
+  done
   "$PYTHON" tokens_per_step.py "${MT_BENCH[@]}" --dtype float32 --lookahead paper
+  "$PYTHON" tokens_per_step.py mt-bench "$DATA/mt_bench_question.jsonl" --stride 2 --lookahead paper
 } > "$OUT/tokens_per_step_variants.jsonl"
 {
   "$PYTHON" exactness.py "$DATA/mt_bench_question.jsonl" --stride 4 --lookahead default --lookahead paper

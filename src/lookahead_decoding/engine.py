@@ -22,12 +22,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from lookahead_decoding.cache import KVStore, check_memory
 from lookahead_decoding.completion import Chunk, Completion
 from lookahead_decoding.config import DEFAULT_DTYPE, MAX_NEW_TOKENS, LookaheadConfig, as_config
-from lookahead_decoding.errors import CapacityError, ConfigError, UnsupportedOptionError
+from lookahead_decoding.errors import CapacityError, ConfigError
 from lookahead_decoding.hub import load
 from lookahead_decoding.model import ModelRunner
 from lookahead_decoding.plan import StepPlan
 from lookahead_decoding.prompts import Prompt, as_batch, encode
-from lookahead_decoding.request import Request, resolve, sampling_options
+from lookahead_decoding.request import Request, engine_options, resolve
 from lookahead_decoding.retention import RetainedStores
 from lookahead_decoding.session import Advance, Session
 from lookahead_decoding.stopping import ERROR, StopRules
@@ -340,11 +340,9 @@ class Engine:
             raise ConfigError(f"stop takes strings that are not empty; got {stop!r}")
         if stop_strings and self.tokenizer is None:
             raise ConfigError("stop strings need a tokenizer; this engine has none")
-        for name in _NOT_HERE.keys() & options.keys():
-            raise UnsupportedOptionError(f"{name} is for lookahead_decoding.generate; {_NOT_HERE[name]}", param=name)
         tensor = torch.tensor([ids], device=self.runner.device)
         # Without a mask Transformers would hide tokens that look like padding.
-        options = {"attention_mask": torch.ones_like(tensor), **sampling_options(options)}
+        options = {"attention_mask": torch.ones_like(tensor), **engine_options(options)}
         request = resolve(self.model, tensor, max_new_tokens=max_new_tokens, **options)
         generator = None
         if request.samples:
@@ -359,14 +357,3 @@ class Engine:
             max_length=context,
             stop_strings=stop_strings,
         )
-
-
-_NOT_HERE = {
-    "max_length": "here the length is max_new_tokens",
-    "num_return_sequences": "here give a list of prompts",
-    "output_logits": "completions do not keep logits",
-    "output_scores": "completions do not keep scores",
-    "return_dict_in_generate": "here a Completion is returned",
-    "stop_strings": "here they are called stop",
-    "streamer": "here use stream()",
-}

@@ -214,12 +214,28 @@ def _refuse_inputs(request: Request) -> None:
         )
 
 
-def sampling_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments for :func:`resolve`: an option that only sampling has turns it on, temperature 0 turns it off.
+_NOT_OF_ENGINES = {
+    "max_length": "here the length is max_new_tokens",
+    "num_return_sequences": "here give a list of prompts",
+    "output_logits": "completions do not keep logits",
+    "output_scores": "completions do not keep scores",
+    "return_dict_in_generate": "here a Completion is returned",
+    "stop_strings": "here they are called stop",
+    "streamer": "here use stream()",
+}
+
+
+def engine_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """An engine's options as arguments for :func:`resolve`.
+
+    An option that only sampling has turns it on, temperature 0 turns it off.
 
     Raises:
+        UnsupportedOptionError: an option that only the other front door has.
         ConfigError: a probability that is none; Transformers would leave its warper out without a word.
     """
+    for name in _NOT_OF_ENGINES.keys() & options.keys():
+        raise UnsupportedOptionError(f"{name} is for lookahead_decoding.generate; {_NOT_OF_ENGINES[name]}", param=name)
     given = {name: value for name, value in options.items() if value is not None}
     for name in ("top_p", "min_p"):
         if name in given and not 0 <= given[name] <= 1:

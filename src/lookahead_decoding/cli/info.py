@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from lookahead_decoding.cli.options import AsJson, ModelArgument, ModelOptions, Verbose
+from lookahead_decoding.cli.options import AsJson, ModelOptions, NamedModel, Verbose
 from lookahead_decoding.cli.prompt import has_chat_template
 from lookahead_decoding.cli.report import mebibytes
 from lookahead_decoding.cli.setup import open_engine
@@ -33,7 +33,7 @@ _SHOWN_OF_PRESETS = (
 )
 
 
-def info(*, model: ModelArgument = None, load: ModelOptions, as_json: AsJson = False, verbose: Verbose = False) -> int:
+def info(*, model: NamedModel = None, load: ModelOptions, as_json: AsJson = False, verbose: Verbose = False) -> int:
     """Show versions, devices, threads, the cache, the presets; and what MODEL is like, if it is named."""
     facts = _machine()
     if model is not None:

@@ -34,6 +34,7 @@ _MODEL_HELP = "A Hub id, a folder, a FILE.gguf or REPO:FILE.gguf."
 
 Model = Annotated[str | None, _model("--model", "-m", help=_MODEL_HELP, show_default=DEFAULT_MODEL)]
 ModelArgument = Annotated[str | None, typer.Argument(help=_MODEL_HELP, show_default=DEFAULT_MODEL)]
+NamedModel = Annotated[str | None, typer.Argument(help=_MODEL_HELP, show_default="none is loaded")]
 Threads = Annotated[int | None, _model(min=1, help="CPU threads.", show_default="the fastest of a short probe")]
 NoColor = Annotated[
     bool, output_option("--no-color", help="Do not shade the tokens by who guessed them; like NO_COLOR.")
