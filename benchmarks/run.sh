@@ -25,8 +25,10 @@ done > "$OUT/tokens_per_step.jsonl"
 {
   for task in MT_BENCH HUMANEVAL; do
     declare -n arguments=$task
-    "$PYTHON" tokens_per_step.py "${arguments[@]}" --repetition-penalty 1.1 \
-      --lookahead default --lookahead "$WITH_PROMPT_NGRAMS"
+    for penalty in 1.05 1.1; do
+      "$PYTHON" tokens_per_step.py "${arguments[@]}" --repetition-penalty "$penalty" \
+        --lookahead default --lookahead "$WITH_PROMPT_NGRAMS"
+    done
     "$PYTHON" tokens_per_step.py "${arguments[@]}" --temperature 1.0 --top-p 0.9 \
       --lookahead default --lookahead "$WITH_PROMPT_NGRAMS"
   done
