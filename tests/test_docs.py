@@ -10,6 +10,7 @@ import dataclasses
 import inspect
 import json
 import re
+import runpy
 import shlex
 import sys
 import textwrap
@@ -442,3 +443,9 @@ def test_an_option_that_is_refused_raises(model: PreTrainedModel, name: str) -> 
 def test_several_rows_are_refused(model: PreTrainedModel) -> None:
     with pytest.raises(UnsupportedOptionError, match="one row"):
         lookahead_decoding.generate(model, PROMPT.repeat(2, 1), max_new_tokens=4)
+
+
+def test_the_picture_of_a_step_is_what_the_code_plans() -> None:
+    folder = ROOT / "docs"
+    script = runpy.run_path(str(folder / "draw_step.py"))
+    assert script["draw"](script["example"]()) == (folder / "assets" / "step.svg").read_text(encoding="utf-8")
