@@ -124,6 +124,24 @@ def test_nan_logits_are_an_error_and_not_a_token() -> None:
             engine.generate(PROMPT, **options)
 
 
+def test_the_cache_of_a_failed_session_is_not_handed_on() -> None:
+    model = tiny("llama")
+    engine = Engine(model)
+    expected = engine.generate(PROMPT, max_new_tokens=5, temperature=0).token_ids
+    engine.forget()
+    weight = model.model.layers[0].self_attn.v_proj.weight
+    sound = weight.detach().clone()
+    with torch.no_grad():
+        weight.fill_(float("nan"))
+    with pytest.raises(ModelOutputError):  # after a first chunk went into the cache
+        engine.generate(PROMPT, lookahead={"prefill_chunk": 4}, max_new_tokens=5, temperature=0)
+    with torch.no_grad():
+        weight.copy_(sound)
+    again = engine.generate(PROMPT, max_new_tokens=5, temperature=0)
+    assert again.cached_tokens == 0
+    assert again.token_ids == expected
+
+
 def test_a_session_that_fails_does_not_take_others_with_it(model: PreTrainedModel) -> None:
     engine = Engine(model)
 

@@ -42,6 +42,9 @@ def test_a_changed_weight_is_packed_again() -> None:
         linear.weight.mul_(2)
     with torch.inference_mode():
         assert torch.equal(packed(input), before * 2)
+    linear.weight.data = linear.weight.data * 2
+    with torch.inference_mode():
+        assert torch.equal(packed(input), before * 4)
 
 
 def test_an_engine_packs_bf16_weights_and_leaves_the_model_as_it_was() -> None:

@@ -221,7 +221,8 @@ class Engine:
 
     def close(self, session: Session) -> None:
         """Take a session's K/V back and keep it for a while, the most recent within ``retained_bytes``."""
-        if self.runner.can_reuse(session.store.length):
+        # What a failed session holds may be NaN, which would poison the next one.
+        if session.end != ERROR and self.runner.can_reuse(session.store.length):
             self._retained.put(session.cached_ids, session.store)
 
     def forget(self) -> None:

@@ -20,22 +20,27 @@ _ROOM = 3
 
 
 class PackedLinear(nn.Module):
-    """A linear layer on a packed copy of another one's weight, which it follows when that changes."""
+    """A linear layer on a packed copy of another one's weight.
+
+    It follows a weight that is replaced or changed in place; writing into ``weight.data`` leaves no trace to follow.
+    """
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self.weight = linear.weight
         self.bias = linear.bias
-        self._packed = self._pack()
-        self._version = self.weight._version
+        self._pack()
 
-    def _pack(self) -> Tensor:
-        packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), 1)
-        return packed
+    def _pack(self) -> None:
+        self._packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), 1)
+        self._packed_from = self._identity()
+
+    def _identity(self) -> tuple[int, int]:
+        return self.weight.data_ptr(), self.weight._version
 
     def forward(self, input: Tensor) -> Tensor:
-        if self.weight._version != self._version:
-            self._packed, self._version = self._pack(), self.weight._version
+        if self._identity() != self._packed_from:
+            self._pack()
         output: Tensor = torch.ops.mkldnn._linear_pointwise(input, self._packed, self.bias, "none", [], "")
         return output
 
