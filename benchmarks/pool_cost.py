@@ -15,7 +15,7 @@ import time
 import tracemalloc
 
 from lookahead_decoding import LookaheadConfig
-from lookahead_decoding.draft import PromptNgrams
+from lookahead_decoding.sources import PromptNgrams
 
 
 def text(tokens: int, vocabulary: int, rng: random.Random) -> list[int]:
@@ -42,7 +42,7 @@ def main() -> None:
     for token in ids:
         begun = time.perf_counter()
         source.extend([token])
-        for _ in source.propose(arguments.ngram - 1):
+        for _ in source.propose():
             pass
         seconds.append(time.perf_counter() - begun)
     tracemalloc.start()

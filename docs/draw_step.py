@@ -6,37 +6,78 @@ python docs/draw_step.py
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import ClassVar
 
+from lookahead_decoding.acceptance import AcceptanceModel
+from lookahead_decoding.budget import fill
 from lookahead_decoding.config import WINDOW, LookaheadConfig
 from lookahead_decoding.draft import DraftSource
-from lookahead_decoding.plan import StepPlan, plan_step
+from lookahead_decoding.plan import StepPlan, TreeGrower
 from lookahead_decoding.window import JacobiWindow
 
 OUTPUT = Path(__file__).parent / "assets" / "step.svg"
-COLOURS = {"accepted": "#4b5563", WINDOW: "#2563eb", "pool": "#d97706", "prefix": "#9ca3af"}
-LABELS = {"prefix": "cached text", "accepted": "last accepted token", WINDOW: "Jacobi window", "pool": "drafts"}
+COLOURS = {"accepted": "#4b5563", WINDOW: "#2563eb", "suffix": "#d97706", "recycled": "#059669", "prefix": "#9ca3af"}
+LABELS = {
+    "prefix": "cached text",
+    "accepted": "last accepted token",
+    WINDOW: "Jacobi window",
+    "suffix": "suffix",
+    "recycled": "recycled",
+}
 CELL, LEFT, TOP, CACHED = 17, 300, 64, 4
 
 
 class _Drafts(DraftSource):
-    """Two candidates that begin alike, and a third."""
+    """Stands in for a source: what it names behind each path of guesses, the kinds being ranks."""
 
-    def propose(self, max_tokens: int) -> Iterable[Sequence[int]]:
-        return ([41, 42, 43][:max_tokens], [41, 44, 45][:max_tokens], [46, 47, 48][:max_tokens])
+    weights = (5.0, 3.8, 3.0)
+    named: ClassVar[Mapping[tuple[int, ...], Sequence[int]]]
+
+    def start(self) -> tuple[int, ...]:
+        return ()
+
+    def follow(self, place: tuple[int, ...], token: int) -> tuple[int, ...]:
+        return (*place, token)
+
+    def guesses(self, place: tuple[int, ...]) -> Sequence[tuple[int, int]]:
+        return [(token, kind) for kind, token in enumerate(self.named.get(place, ()))]
+
+
+class _Suffix(_Drafts):
+    """One continuation: what came before behind the same tokens."""
+
+    named: ClassVar[Mapping[tuple[int, ...], Sequence[int]]] = {(41, 42, 43)[:n]: (41 + n,) for n in range(4)}
+
+
+class _Recycled(_Drafts):
+    """Several tokens at some places."""
+
+    named: ClassVar[Mapping[tuple[int, ...], Sequence[int]]] = {
+        (): (41, 51, 52),
+        (41,): (53, 54),
+        (41, 42): (55,),
+        (51,): (56, 57),
+    }
 
 
 def example() -> StepPlan:
-    """W = 3, N = 4, G = 3 with a warm window."""
-    config = LookaheadConfig(window=3, ngram=4, guesses=3, sources=("pool",))
+    """W = 3 and N = 4 with a warm window, and nine drafted tokens."""
+    config = LookaheadConfig(window=3, ngram=4, budget=18)
     window = JacobiWindow(3, 4, range(10, 40), seed=1)
     rng = random.Random(2)
     while not window.is_warm:
-        plan = plan_step([1], {}, window, config, max_draft_tokens=0, max_depth=99)
-        list(window.advance(1, [rng.randrange(10, 40) for _ in plan.newest], 1))
-    drafts = {"pool": _Drafts(config)}
-    return plan_step([1], drafts, window, config, max_draft_tokens=9, max_depth=99)
+        newest = _grower({}, window).finish().newest
+        list(window.advance(1, [rng.randrange(10, 40) for _ in newest], 1))
+    grower = _grower({"suffix": _Suffix(config), "recycled": _Recycled(config)}, window)
+    fill(grower, config.budget)
+    return grower.finish()
+
+
+def _grower(sources: Mapping[str, DraftSource], window: JacobiWindow) -> TreeGrower:
+    acceptance = AcceptanceModel({name: source.weights for name, source in sources.items()})
+    return TreeGrower([1], sources, acceptance, max_depth=99, window=window)
 
 
 def draw(plan: StepPlan) -> str:
@@ -51,7 +92,7 @@ def draw(plan: StepPlan) -> str:
         'font-size="12" role="img" aria-label="One step: a token tree on the left, its attention mask on the right">',
         f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
         '<text x="16" y="28" font-size="14" font-weight="bold" fill="#111827">one step is one token tree ...</text>',
-        f'<text x="{LEFT}" y="28" font-size="14" font-weight="bold" fill="#111827">... and its ancestors are its '
+        f'<text x="{LEFT}" y="28" font-size="14" font-weight="bold" fill="#111827">... a node attends to its '
         "ancestors</text>",
         f'<text x="{LEFT}" y="{TOP - 8}" fill="#6b7280">keys: cached text, then the nodes in the order of the '
         "tree</text>",

@@ -184,8 +184,9 @@ def test_text_goes_to_stdout_and_the_summary_to_stderr(generate: Run) -> None:
 
 def test_verbose_adds_statistics_memory_and_config(generate: Run) -> None:
     err = generate("--verbose", "Hello").err
-    for word in ("depth 1", "window", "KV ", "pools", "verify_window=True"):
+    for word in ("depth 1", "suffix", "recycled", "nodes per step", "KV ", "draft sources", "budget=64"):
         assert word in err
+    assert "window" in generate("--verbose", "--preset", "paper", "Hello").err
 
 
 def test_a_prompt_is_the_same_wherever_it_comes_from(generate: Run, tmp_path: Path) -> None:
@@ -436,17 +437,30 @@ def test_tokens_are_shaded_on_a_colour_terminal_alone(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     stdout, stderr = (Terminal() if is_terminal else io.StringIO() for _ in range(2))
+    sources = ("suffix", "recycled", "prompt_ngrams", "pool")
     with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
-        screen = Screen(LookaheadConfig(), no_color=no_color)
+        screen = Screen(LookaheadConfig(window=2, sources=sources), no_color=no_color)
         screen.legend()
         with pytest.raises(AssertionError):  # no chunk had the completion
-            screen.stream(iter([chunk("a", "pool"), chunk("b", "window"), chunk("c", "")]))
-    assert screen.text == "abc"
+            screen.stream(iter([*(chunk("a", name) for name in sources), chunk("b", "window"), chunk("c", "")]))
+    assert screen.text == "aaaabc"
     assert ("\x1b" in stdout.getvalue()) == is_shaded
     assert stdout.getvalue().endswith("c\n")  # the model's own token is never shaded
     legend = stderr.getvalue()
     assert bool(legend) == is_shaded
-    assert all(name in legend for name in ("prompt_ngrams", "pool", "window") if is_shaded)
+    assert all(name in legend for name in (*sources, "window") if is_shaded)
+
+
+def test_the_legend_names_the_sources_that_there_are_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLORTERM", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    stdout, stderr = Terminal(), Terminal()
+    with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+        Screen(LookaheadConfig(sources=("suffix", "recycled"))).legend()
+    assert "suffix" in stderr.getvalue()
+    assert "recycled" in stderr.getvalue()
+    assert "window" not in stderr.getvalue()
 
 
 # chat

@@ -23,6 +23,7 @@ from lookahead_decoding.config import (
 from lookahead_decoding.errors import ConfigError, LookaheadError
 
 LIMITS = {
+    "budget": (1, 4096),
     "window": (0, 1024),
     "ngram": (2, 64),
     "guesses": (0, 1024),
@@ -30,12 +31,18 @@ LIMITS = {
     "pool_bytes": (4096, 2**40),
     "prefill_chunk": (1, 2**20),
 }
-SWITCHES = ["verify_window", "keep_bonus", "verify_during_warmup"]
+SWITCHES = ["adaptive", "verify_window", "keep_bonus", "verify_during_warmup"]
 
 configs = st.builds(
     LookaheadConfig,
-    **{name: st.integers(least, most) for name, (least, most) in LIMITS.items() if name != "ngram"},
-    ngram=st.integers(3, 64),
+    **{
+        name: st.integers(least, most)
+        for name, (least, most) in LIMITS.items()
+        if name not in ("budget", "ngram", "window")
+    },
+    window=st.integers(0, 20),
+    budget=st.one_of(st.none(), st.integers(20 * 31, LIMITS["budget"][1])),
+    ngram=st.integers(3, 32),
     sources=st.lists(st.sampled_from([*BUILTIN_SOURCES, "my.module:Source", "other:made_by"]), unique=True),
     **{name: st.booleans() for name in SWITCHES},
 )
@@ -65,6 +72,9 @@ def test_the_presets_are_the_papers_settings() -> None:
     assert paper.verify_window
     assert paper.keep_bonus
     assert paper.verify_during_warmup
+    # The paper's steps are as wide as its window and its n-grams make them.
+    assert paper.budget is None
+    assert not paper.adaptive
     assert reference == paper.replace(verify_window=False, keep_bonus=False, verify_during_warmup=False)
     assert PRESETS["jacobi"].ngram == 2
     assert PRESETS["jacobi"].verify_window
@@ -76,7 +86,10 @@ def test_the_presets_are_the_papers_settings() -> None:
         ({"window": 0, "guesses": 0}, True),
         ({"window": 0, "sources": []}, True),
         ({"window": 0}, False),
-        ({"guesses": 0}, False),
+        ({"guesses": 0}, True),
+        ({"window": 2, "guesses": 0}, False),
+        ({"window": 2, "sources": []}, False),
+        ({"sources": ["suffix"]}, False),
         ({"preset": "plain"}, True),
         ({"preset": "jacobi"}, False),
     ],
@@ -114,12 +127,33 @@ def test_a_list_of_sources_is_copied() -> None:
 @pytest.mark.parametrize(("name", "limits"), LIMITS.items())
 def test_a_number_may_be_its_limits_and_nothing_beyond(name: str, limits: tuple[int, int]) -> None:
     for value in limits:
-        assert getattr(LookaheadConfig.from_dict({name: value}), name) == value
+        # A window at its limit takes more nodes than a bounded step has.
+        fields = {"budget": None, name: value}
+        assert getattr(LookaheadConfig.from_dict(fields), name) == value
     for value in (limits[0] - 1, limits[1] + 1):
         assert refusal({name: value}) == f"{name} goes from {limits[0]} to {limits[1]}; got {value}"
 
 
-@pytest.mark.parametrize("value", [True, False, 3.0, "3", None, [3]])
+def test_a_budget_may_be_none_and_no_other_number() -> None:
+    assert LookaheadConfig.from_dict({"budget": None}).budget is None
+    for name in LIMITS.keys() - {"budget"}:
+        assert refusal({name: None}) == f"{name} is a whole number; got None"
+
+
+@pytest.mark.parametrize(("window", "ngram", "budget"), [(15, 5, 60), (1, 2, 1), (20, 3, 40)])
+def test_a_window_that_does_not_fit_the_budget_is_refused(window: int, ngram: int, budget: int) -> None:
+    fields = {"window": window, "ngram": ngram}
+    assert LookaheadConfig.from_dict({**fields, "budget": budget}).budget == budget
+    for bound in (None, 4096):
+        assert LookaheadConfig.from_dict({**fields, "budget": bound}).window == window
+    if budget > 1:
+        assert refusal({**fields, "budget": budget - 1}) == (
+            f"a window of {window} columns and ngram {ngram} takes {budget} nodes per step and the budget is "
+            f"{budget - 1}; give a larger budget, null for no bound, or a smaller window"
+        )
+
+
+@pytest.mark.parametrize("value", [True, False, 3.0, "3", [3]])
 @pytest.mark.parametrize("name", LIMITS)
 def test_what_is_no_whole_number_is_refused(name: str, value: object) -> None:
     assert refusal({name: value}) == f"{name} is a whole number; got {value!r}"
@@ -142,7 +176,7 @@ def test_sources_that_are_no_list_of_names_are_refused(value: object) -> None:
 def test_a_source_that_is_neither_built_in_nor_module_attr_is_refused(name: str) -> None:
     message = refusal({"sources": [name]})
     assert message.startswith(f"unknown draft source {name!r}")
-    assert "known are prompt_ngrams, pool, and module:attr for your own" in message
+    assert "known are suffix, recycled, prompt_ngrams, pool, and module:attr for your own" in message
 
 
 def test_a_misspelt_source_gets_a_suggestion() -> None:

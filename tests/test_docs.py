@@ -318,9 +318,10 @@ def test_the_preset_table_has_the_presets() -> None:
     rows = table("docs/tuning.md", "## Presets")
     assert rows.keys() == PRESETS.keys()
     for name, config in PRESETS.items():
-        W, N, G = config.window, config.ngram, config.guesses if config.sources else 0
-        most = max(1, (W + G) * (N - 1))
-        assert rows[name][:4] == [str(W), str(config.ngram), str(config.guesses), str(most)]
+        budget = "none" if config.budget is None else str(config.budget)
+        numbers = [str(config.window), str(config.ngram), str(config.guesses), budget]
+        sources = ", ".join(f"`{source}`" for source in config.sources) or "none"
+        assert rows[name][:6] == [*numbers, "yes" if config.adaptive else "no", sources]
 
 
 def test_the_field_table_has_the_configs_fields_and_defaults() -> None:

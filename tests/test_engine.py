@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ from transformers import PreTrainedModel
 
 import lookahead_decoding
 from lookahead_decoding import (
+    PRESETS,
     CapacityError,
+    ChainSource,
     ConfigError,
     DraftSource,
     Engine,
@@ -18,6 +21,7 @@ from lookahead_decoding import (
     ModelOutputError,
     UnsupportedOptionError,
 )
+from lookahead_decoding.draft import Observation
 from lookahead_decoding.engine import MAX_SESSIONS
 from lookahead_decoding.request import resolve
 from zoo import tiny
@@ -47,6 +51,8 @@ def model() -> PreTrainedModel:
         (PROMPT, {"stop": "x"}, ConfigError, "stop strings need a tokenizer"),
         (PROMPT, {"lookahead": "fast"}, ConfigError, "unknown preset 'fast'"),
         (PROMPT, {"lookahead": 3}, ConfigError, "lookahead is a preset's name"),
+        (PROMPT, {"lookahead": {"window": 30}}, ConfigError, "a window of 30 columns and ngram 4 takes 90 nodes"),
+        (PROMPT, {"references": "a"}, ConfigError, "put it into a list"),
         (PROMPT, {"num_beams": 2}, UnsupportedOptionError, "beam search"),
         (PROMPT, {"streamer": object()}, UnsupportedOptionError, "stream()"),
         (PROMPT, {"num_return_sequences": 2}, UnsupportedOptionError, "list of prompts"),
@@ -98,6 +104,19 @@ def test_a_batch_and_a_filled_cache_are_refused(model: PreTrainedModel) -> None:
     cache = model(ids[:1], use_cache=True).cache
     with pytest.raises(UnsupportedOptionError, match="give the whole prompt"):
         lookahead_decoding.generate(model, torch.tensor([[5, 6, 7, 8]]), cache=cache, max_new_tokens=3)
+
+
+@pytest.mark.parametrize("options", [{"do_sample": False}, {"do_sample": True}])
+@pytest.mark.parametrize("vocab_size", [7, 20])
+def test_a_vocabulary_may_be_smaller_than_what_sources_want_to_see_of_it(
+    vocab_size: int, options: dict[str, Any]
+) -> None:
+    small = tiny("llama", vocab_size=vocab_size)
+    ids = torch.tensor([[3, 4, 5, 6, 3, 4]])
+    torch.manual_seed(1)
+    expected = small.generate(ids, max_new_tokens=20, **options)
+    torch.manual_seed(1)
+    assert torch.equal(lookahead_decoding.generate(small, ids, max_new_tokens=20, **options), expected)
 
 
 def test_generate_leaves_training_mode_as_it_was() -> None:
@@ -165,22 +184,78 @@ def test_a_session_that_fails_does_not_take_others_with_it(model: PreTrainedMode
     assert good.tokens == engine.generate(PROMPT, max_new_tokens=20, temperature=0).token_ids
 
 
-class Broken(DraftSource):
-    """Fails when it is asked."""
+class Same(DraftSource):
+    """Guesses anywhere that the last token comes again."""
 
-    def propose(self, max_tokens: int) -> Any:
-        raise ZeroDivisionError(f"no {max_tokens} guesses")
+    weights = (9.0,)
+
+    def __init__(self, config: LookaheadConfig) -> None:
+        super().__init__(config)
+        self.last = 0
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        self.last = tokens[-1]
+
+    def start(self) -> Any:
+        return 0
+
+    def follow(self, place: Any, token: int) -> Any:
+        return place + 1
+
+    def guesses(self, place: Any) -> Sequence[tuple[int, int]]:
+        return [(self.last, 0)]
 
 
-def test_a_draft_source_that_fails_ends_its_session_alone(model: PreTrainedModel) -> None:
+class BrokenAtStart(Same):
+    def start(self) -> Any:
+        raise ZeroDivisionError
+
+
+class BrokenInFollow(Same):
+    def follow(self, place: Any, token: int) -> Any:
+        raise ZeroDivisionError
+
+
+class BrokenInGuesses(Same):
+    def guesses(self, place: Any) -> Sequence[tuple[int, int]]:
+        return super().guesses(place) if place < 2 else 1 // 0  # type: ignore[return-value]
+
+
+class BrokenInKind(Same):
+    def guesses(self, place: Any) -> Sequence[tuple[int, int]]:
+        return [(self.last, 0 if place < 2 else 1)]
+
+
+class BrokenInObserve(Same):
+    successors = 2
+
+    def observe(self, seen: Observation) -> None:
+        raise ZeroDivisionError
+
+
+class BrokenInExtend(Same):
+    def extend(self, tokens: Sequence[int]) -> None:
+        if len(tokens) < len(PROMPT):
+            raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("adaptive", [True, False])
+@pytest.mark.parametrize(
+    "broken", [BrokenAtStart, BrokenInFollow, BrokenInGuesses, BrokenInKind, BrokenInObserve, BrokenInExtend]
+)
+def test_a_draft_source_that_fails_ends_its_session_alone(
+    model: PreTrainedModel, broken: type[DraftSource], adaptive: bool
+) -> None:
     engine = Engine(model)
-    request = resolve(model, torch.tensor([PROMPT]), max_new_tokens=5, do_sample=False)
-    bad = engine.open(PROMPT, request, lookahead={"sources": [f"{__name__}:Broken"]})
+    request = resolve(model, torch.tensor([PROMPT]), max_new_tokens=50, do_sample=False)
+    config = {"sources": [f"{__name__}:{broken.__name__}"], "adaptive": adaptive, "budget": 6}
+    bad = engine.open(PROMPT, request, lookahead=config)
     good = engine.open(PROMPT, request)
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises((ZeroDivisionError, IndexError)):
         engine.step([bad, good])
     assert bad.end == "error"
     assert len(good.tokens) >= 1
+    assert good.end is None
 
 
 def test_prompts_may_be_tensors(model: PreTrainedModel) -> None:
@@ -243,36 +318,93 @@ def test_engine_generation_leaves_the_global_random_state_alone(model: PreTraine
     assert torch.equal(torch.get_rng_state(), state)
 
 
-class Repeat(DraftSource):
-    """Guesses that the last token comes again."""
+class Repeat(ChainSource):
+    """Proposes that the last token comes again, five times."""
 
     def __init__(self, config: LookaheadConfig) -> None:
         super().__init__(config)
         self.last = 0
 
-    def extend(self, tokens: Any) -> None:
+    def extend(self, tokens: Sequence[int]) -> None:
         self.last = tokens[-1]
 
-    def propose(self, max_tokens: int) -> Any:
-        yield [self.last] * max_tokens
+    def propose(self) -> Iterable[Sequence[int]]:
+        yield [self.last] * 5
 
 
-def test_a_users_own_source_is_asked_and_credited() -> None:
+@pytest.mark.parametrize("source", [Repeat, Same])
+def test_a_users_own_source_is_asked_and_credited(source: type[DraftSource]) -> None:
     model = tiny("llama", initializer_range=0.05)
-    own = {"window": 0, "ngram": 6, "sources": [f"{__name__}:Repeat"]}
+    name = f"{__name__}:{source.__name__}"
     engine = Engine(model)
     plain = engine.generate(PROMPT, lookahead="plain", max_new_tokens=40, temperature=0)
+    own = {"sources": [name], "adaptive": False, "budget": 6}
     completion = engine.generate(PROMPT, lookahead=own, max_new_tokens=40, temperature=0)
     assert completion.token_ids == plain.token_ids
-    assert completion.statistics.accepted_by_source[f"{__name__}:Repeat"] > 5
+    assert completion.statistics.accepted_by_source[name] > 5
     assert completion.statistics.steps < plain.statistics.steps
 
 
 def test_wide_configs_use_no_more_nodes_than_they_may(model: PreTrainedModel) -> None:
-    for name, most in (("plain", 1), ("paper", 1 + 15 * 4 + 15 * 4), ("jacobi", 8)):
-        statistics = Engine(model).generate(PROMPT, lookahead=name, max_new_tokens=40, temperature=0).statistics
-        assert statistics.nodes <= most * statistics.steps
-        assert (statistics.nodes_per_step == 1) == (name == "plain")
+    most = {"plain": 1, "paper": 1 + 15 * 4 + 15 * 4, "jacobi": 8, "default": 64}
+    assert most.keys() <= PRESETS.keys()
+    for name, width in most.items():
+        widths = Engine(model).generate(PROMPT, lookahead=name, max_new_tokens=40, temperature=0).statistics.widths
+        assert max(widths) <= width
+        assert (set(widths) == {1}) == (name == "plain")
+
+
+@pytest.mark.parametrize("budget", [1, 2, 5, 30])
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_a_budget_bounds_every_step_and_is_filled_unless_adaptive(
+    model: PreTrainedModel, budget: int, adaptive: bool
+) -> None:
+    config = {"budget": budget, "adaptive": adaptive}
+    completion = Engine(model).generate(PROMPT, lookahead=config, max_new_tokens=40, temperature=0, eos_token_id=None)
+    widths = completion.statistics.widths
+    assert max(widths) <= budget
+    if not adaptive:
+        # But for the first tokens, before anything is known, and the last ones, which need no guesses.
+        assert set(widths[3:-3]) == {budget}
+
+
+@pytest.mark.parametrize(("window", "ngram", "budget"), [(3, 3, 6), (2, 4, 6), (3, 3, None), (1, 4, 3), (2, 5, 8)])
+def test_a_window_that_fits_the_budget_is_taken_along(
+    model: PreTrainedModel, window: int, ngram: int, budget: int | None
+) -> None:
+    config = {"window": window, "ngram": ngram, "budget": budget, "sources": ["pool"], "adaptive": False}
+    completion = Engine(model).generate(PROMPT, lookahead=config, max_new_tokens=40, temperature=0, eos_token_id=None)
+    # Every step but those at the end, where it would reach too deep.
+    assert completion.statistics.proposed["window", 1] >= len(completion.statistics.widths) - 5
+
+
+@pytest.mark.parametrize("verify_during_warmup", [True, False])
+def test_drafts_wait_for_a_warm_window_when_asked_to(model: PreTrainedModel, verify_during_warmup: bool) -> None:
+    config = {"window": 2, "ngram": 6, "adaptive": False, "verify_during_warmup": verify_during_warmup}
+    engine = Engine(model)
+    request = resolve(model, torch.tensor([PROMPT]), max_new_tokens=30, do_sample=False, eos_token_id=None)
+    session = engine.open(PROMPT, request, lookahead=config)
+    sources = []
+    for _ in range(8):
+        before = session.statistics.proposed.copy()
+        engine.step([session])
+        sources.append({name for name, _ in session.statistics.proposed - before})
+    assert all("window" in names for names in sources)
+    drafted = [len(names) > 1 for names in sources]
+    assert drafted[5:] == [True] * 3
+    assert drafted[:4] == [verify_during_warmup] * 4
+
+
+def test_without_a_window_there_is_no_warmup_to_wait_for(model: PreTrainedModel) -> None:
+    config = {"verify_during_warmup": False, "adaptive": False}
+    statistics = Engine(model).generate(PROMPT, lookahead=config, max_new_tokens=3, temperature=0).statistics
+    assert statistics.widths[0] > 1
+
+
+def test_without_guesses_the_window_is_all_there_is(model: PreTrainedModel) -> None:
+    config = {"window": 3, "guesses": 0, "adaptive": False}
+    statistics = Engine(model).generate(PROMPT, lookahead=config, max_new_tokens=20, temperature=0).statistics
+    assert {name for name, _ in statistics.proposed} == {"window"}
 
 
 def test_a_step_refuses_ended_and_repeated_sessions(model: PreTrainedModel) -> None:

@@ -16,12 +16,15 @@ import lookahead_decoding
 PACKAGE = Path(lookahead_decoding.__file__).parent
 FILES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 
-INTEGERS = ("errors", "tree", "window", "pool", "config", "draft", "plan", "verify", "statistics")
+INTEGERS = (
+    *("errors", "tree", "window", "pool", "suffix", "recycle", "fileformat", "memory", "config", "draft", "sources"),
+    *("acceptance", "plan", "budget", "verify", "statistics"),
+)
 LAYERS = (
     INTEGERS,
     ("sampling", "text", "cache", "attention", "view", "packing", "probe", "model", "pretrained", "gguf"),
-    ("stopping", "request", "prompts", "retention", "session", "completion", "hub", "engine", "reference"),
-    ("generation", "compare", "threads", "cli", "__main__"),
+    ("stopping", "request", "prompts", "retention", "session", "completion", "hub", "engine", "reference", "profile"),
+    ("generation", "compare", "threads", "tune", "cli", "__main__"),
 )
 LAYER_OF = {name: layer for layer, names in enumerate(LAYERS) for name in names}
 LAYER_OF["__version__"] = 0  # the only name that modules take from the package itself
@@ -29,9 +32,11 @@ LAYER_OF["__version__"] = 0  # the only name that modules take from the package 
 PUBLIC_NAMES = {
     "PRESETS",
     "CapacityError",
+    "ChainSource",
     "Chunk",
     "Completion",
     "ConfigError",
+    "DraftMemory",
     "DraftSource",
     "Engine",
     "FileFormatError",
@@ -121,16 +126,23 @@ def test_the_integers_and_the_package_import_without_torch_and_transformers() ->
     printed = run_blocked(
         f"{imports}\n"
         "from lookahead_decoding import LookaheadConfig, PRESETS\n"
+        "from lookahead_decoding.acceptance import AcceptanceModel\n"
+        "from lookahead_decoding.budget import CostCurve, share, usual_cost\n"
         "from lookahead_decoding.draft import load_source\n"
-        "from lookahead_decoding.plan import plan_step\n"
+        "from lookahead_decoding.plan import TreeGrower\n"
         "from lookahead_decoding.window import JacobiWindow\n"
-        "config = LookaheadConfig.from_dict({'preset': 'paper', 'window': 3})\n"
+        "config = LookaheadConfig.from_dict({'window': 3, 'ngram': 5, 'sources': ['suffix', 'recycled', 'pool']})\n"
         "sources = {name: load_source(name, config) for name in config.sources}\n"
-        "window = JacobiWindow(config.window, config.ngram, [1, 2], config.window_seed)\n"
-        "plan = plan_step([2], sources, window, config, max_draft_tokens=9, max_depth=99)\n"
-        "print(plan.num_nodes)\n"
+        "for source in sources.values():\n"
+        "    source.extend([1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 5, 6])\n"
+        "acceptance = AcceptanceModel({name: source.weights for name, source in sources.items()})\n"
+        "window = JacobiWindow(config.window, config.ngram, [8, 9], config.window_seed)\n"
+        "grower = TreeGrower([6], sources, acceptance, max_depth=1, window=window)\n"
+        "share([(grower, config.budget)], CostCurve(usual_cost('cpu', 'float32')).at(0))\n"
+        "print(grower.finish().num_nodes)\n"
     )
-    assert printed == "6\n"
+    # The last token, five of the window's first row, and 7.
+    assert printed == "7\n"
 
 
 def test_what_needs_torch_fails_without_it() -> None:

@@ -16,7 +16,8 @@ from transformers import (
 )
 
 from lookahead_decoding.errors import ModelOutputError
-from lookahead_decoding.sampling import NoiseStream, TokenDrawer
+from lookahead_decoding.recycle import Successors
+from lookahead_decoding.sampling import NoiseStream, TokenDrawer, likeliest
 
 CPU = torch.device("cpu")
 VOCABULARIES = [7, 512, 49_152]
@@ -199,3 +200,59 @@ def test_transformers_processors_are_applied_in_their_order() -> None:
         assert torch.equal(drawer.scores[-1], scores)
         ids = torch.cat([ids, torch.tensor([[expected]])], dim=1)
     assert len(set(tokens)) > 1
+
+
+# What sources are shown of the logits
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 64, 150])
+@pytest.mark.parametrize("vocab", [200, 512, 49_152])
+def test_the_likeliest_tokens_are_the_topmost_of_each_row(vocab: int, rows: int, dtype: torch.dtype) -> None:
+    logits = (4 * torch.randn(rows, vocab, generator=generator(rows))).to(dtype)
+    found = likeliest(logits, 8)
+    assert len(found) == rows
+    for row, successors in zip(logits, found, strict=True):
+        # Equal logits, which bfloat16 has many of, may come in any order.
+        assert len(set(successors.tokens)) == 8
+        assert row[list(successors.tokens)].tolist() == row.topk(8).values.tolist()
+
+
+@pytest.mark.parametrize("vocab", [200, 49_152])
+def test_a_certain_token_has_the_first_bucket_and_an_impossible_one_the_last(vocab: int) -> None:
+    logits = torch.full((1, vocab), -100.0)
+    logits[0, 150] = 3.0
+    (found,) = likeliest(logits, 3)
+    assert found.tokens[0] == 150
+    assert list(found.buckets) == [0, 12, 12]
+
+
+def test_buckets_are_those_of_the_log_probabilities_where_few_tokens_are_likely() -> None:
+    logits = torch.full((3, 49_152), -30.0)
+    logits[:, 1000::4000] = torch.randn(3, 13, generator=generator())
+    log_probs = logits.log_softmax(dim=-1)
+    for row, found in zip(log_probs, likeliest(logits, 8), strict=True):
+        exact = Successors.of(found.tokens, row[list(found.tokens)].tolist())
+        assert found == exact
+
+
+@pytest.mark.parametrize("vocab", [3, 20, 129])
+def test_of_a_small_vocabulary_no_more_tokens_are_named_than_there_are(vocab: int) -> None:
+    (found,) = likeliest(torch.randn(1, vocab, generator=generator()), 24)
+    assert len(set(found.tokens)) == len(found.tokens) == min(vocab, 24)
+    assert max(found.tokens) < vocab
+
+
+def test_a_token_that_the_model_rules_out_is_no_error() -> None:
+    logits = torch.full((1, 300), -torch.inf)
+    logits[0, [7, 200]] = torch.tensor([1.0, 2.0])
+    (found,) = likeliest(logits, 8)
+    assert list(found.tokens[:2]) == [200, 7]
+    assert all(bucket == 12 for bucket in found.buckets[2:])
+
+
+def test_a_row_that_is_no_numbers_is_no_error_until_a_token_is_drawn_from_it() -> None:
+    logits = torch.randn(2, 300, generator=generator())
+    logits[1, 50] = torch.nan
+    whole = likeliest(logits[:1], 8)
+    assert likeliest(logits, 8)[:1] == whole

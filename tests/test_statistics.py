@@ -30,7 +30,8 @@ def example() -> tuple[StepPlan, Walk]:
     three = tree.add(two, 3)
     four = tree.add(one, 4)
     sources = {one: ["pool", "window"], two: ["window"], three: ["window"], four: ["pool"]}
-    return StepPlan(tree, 1, (), (), sources), Walk([1, 2, 7], [one, two], None)
+    plan = StepPlan(tree, 1, (), (), sources, expected_tokens=2.5)
+    return plan, Walk([1, 2, 7], [one, two], None)
 
 
 def test_a_step_is_counted_by_source_and_depth() -> None:
@@ -72,7 +73,9 @@ def test_what_the_sources_contributed_sums_to_the_tokens_beyond_one_per_step(
     assert statistics.steps == len(taken)
     assert statistics.new_tokens == sum(len(decided.tokens) for _, decided in taken)
     assert statistics.accepted_by_source.total() == statistics.new_tokens - statistics.steps
-    assert statistics.nodes == sum(plan.num_nodes for plan, _ in taken)
+    assert statistics.nodes == sum(plan.num_nodes for plan, _ in taken) == sum(statistics.widths)
+    assert statistics.widths == [plan.num_nodes for plan, _ in taken]
+    assert statistics.expected_tokens == sum(plan.expected_tokens for plan, _ in taken)
     assert statistics.proposed.total() == sum(len(names) for plan, _ in taken for names in plan.sources.values())
     for source_and_depth, count in statistics.accepted.items():
         assert count <= statistics.proposed[source_and_depth]
@@ -111,6 +114,20 @@ def test_times_are_kept_apart_and_added_up() -> None:
     assert (statistics + statistics).seconds == 2.0
 
 
+def test_the_estimated_speedup_counts_what_was_decided_after_the_first_step_at_its_price() -> None:
+    statistics = DecodingStatistics()
+    statistics.add_time(9.0, prefill=True, cost=70.0, plain_cost=50.0)  # a chunk of the prompt
+    for _ in range(3):
+        statistics.record(*example())
+        statistics.add_time(1.0, prefill=statistics.steps == 1, cost=2.0, plain_cost=1.5)
+    # Two steps of 3 tokens each, and the step that came last decided none.
+    statistics.add_time(1.0, prefill=False, cost=2.0, plain_cost=1.5)
+    assert (statistics.cost, statistics.plain_cost) == (6.0, 9.0)
+    assert statistics.estimated_speedup == 1.5
+    assert (statistics + statistics).estimated_speedup == 1.5
+    assert (statistics + DecodingStatistics()).to_dict() == statistics.to_dict()
+
+
 def test_means_are_totals_over_totals() -> None:
     tree = TokenTree.chain([9])
     plain = recorded(StepPlan(tree, 0, (0,)), Walk([4], [], None))
@@ -122,7 +139,8 @@ def test_means_are_totals_over_totals() -> None:
 
 def test_nothing_counted_gives_zeros_and_no_division_by_zero() -> None:
     empty = DecodingStatistics()
-    assert empty.tokens_per_step == empty.nodes_per_step == empty.tokens_per_second == 0
+    assert empty.tokens_per_step == empty.nodes_per_step == empty.tokens_per_second == empty.estimated_speedup == 0
+    assert empty.to_dict()["expected_tokens_per_step"] == 0
     assert json.loads(json.dumps(empty.to_dict()))["proposed"] == {}
 
 
@@ -138,6 +156,9 @@ def test_the_dict_survives_json_and_lists_the_counts_by_depth(repeats: int) -> N
         "new_tokens": 3 * repeats,
         "tokens_per_step": 3.0,
         "nodes_per_step": 5.0,
+        "widths": [5] * repeats,
+        "expected_tokens_per_step": 2.5,
+        "estimated_speedup": 0.0,
         "accepted_by_source": {"pool": repeats, "window": repeats},
         "proposed": {"pool": [repeats, repeats, 0], "window": [repeats] * 3},
         "accepted": {"pool": [repeats, 0], "window": [repeats, repeats]},

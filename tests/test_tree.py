@@ -42,6 +42,41 @@ def test_a_tree_holds_every_added_path_once_in_the_order_of_first_use(
             assert tree.child(node, token) == node_of.get((*path, token))
 
 
+@settings(deadline=None, max_examples=200)
+@given(branches=st.lists(st.lists(tokens, max_size=5), max_size=8), num_back=st.integers(0, 40))
+def test_nodes_taken_back_were_never_there(branches: list[list[int]], num_back: int) -> None:
+    def added(most: int) -> TokenTree:
+        tree = TokenTree.chain([0])
+        for branch in branches:
+            node = 0
+            for token in branch:
+                if tree.child(node, token) is None and len(tree) == most:
+                    break
+                node = tree.add(node, token)
+        return tree
+
+    whole = added(1000)
+    num_left = max(1, len(whole) - num_back)
+    while len(whole) > num_left:
+        whole.pop()
+    never = added(num_left)
+    for tree in (whole, never):
+        assert len(tree) == num_left
+    assert (whole.tokens, whole.parents, whole.depths) == (never.tokens, never.parents, never.depths)
+    for node in range(num_left):
+        assert list(whole.children(node)) == list(never.children(node))
+        for token, child in whole.children(node):
+            assert (whole.tokens[child], whole.parents[child]) == (token, node)
+            assert whole.child(node, token) == child
+
+
+def test_the_root_can_be_taken_back_too() -> None:
+    tree = TokenTree.chain([5])
+    tree.pop()
+    assert len(tree) == 0
+    assert tree.add(ROOT, 6) == 0
+
+
 @settings(deadline=None, max_examples=100)
 @given(branches=st.lists(st.lists(tokens, max_size=4), max_size=4))
 def test_a_tree_is_a_chain_exactly_when_no_node_has_two_children(branches: list[list[int]]) -> None:

@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from lookahead_decoding.config import PRESETS, LookaheadConfig
-from lookahead_decoding.draft import DraftSource
+from lookahead_decoding.draft import ChainSource, DraftSource
 from lookahead_decoding.errors import (
     CapacityError,
     ConfigError,
@@ -17,6 +17,7 @@ from lookahead_decoding.errors import (
     UnsupportedModelError,
     UnsupportedOptionError,
 )
+from lookahead_decoding.memory import DraftMemory
 
 if TYPE_CHECKING:
     from lookahead_decoding.completion import Chunk, Completion
@@ -28,9 +29,11 @@ __version__ = "0.1.0"
 __all__ = [
     "PRESETS",
     "CapacityError",
+    "ChainSource",
     "Chunk",
     "Completion",
     "ConfigError",
+    "DraftMemory",
     "DraftSource",
     "Engine",
     "FileFormatError",

@@ -45,7 +45,7 @@ class Segment:
     tree: TokenTree
     store: KVStore
     begin: int
-    _masks: dict[Reach, Tensor | None] = field(default_factory=dict)
+    _masks: dict[tuple[Reach, int], Tensor | None] = field(default_factory=dict)
 
     @property
     def end(self) -> int:
@@ -80,12 +80,13 @@ class Segment:
                 visible &= query // reach.size == key // reach.size
         return visible
 
-    def bias(self, reach: Reach, like: Tensor) -> Tensor | None:
-        """The mask as a sum term ``[1, 1, T, kv_length]``: 0 or -inf; None when every node sees everything."""
-        if reach not in self._masks:
+    def bias(self, reach: Reach, like: Tensor, repeats: int = 1) -> Tensor | None:
+        """The mask as a sum term ``[1, 1, repeats * T, kv_length]``: 0 or -inf; None when all see all."""
+        key = reach, repeats
+        if key not in self._masks:
             visible = self.visible(reach)
-            self._masks[reach] = None if visible.all() else _additive(visible, like, -torch.inf)
-        mask = self._masks[reach]
+            self._masks[key] = None if visible.all() else _additive(np.tile(visible, (repeats, 1)), like, -torch.inf)
+        mask = self._masks[key]
         return mask if mask is None else mask.to(like.device)
 
 
@@ -187,20 +188,22 @@ def packed_attention(
     layer = module.layer_idx
     assert isinstance(layer, int)
     reach = lookahead_batch.reach[layer]
-    outputs = []
-    for segment in lookahead_batch.segments:
-        keys, values = segment.store.read(layer, segment.kv_length)
-        causal = segment.is_causal and reach == FULL and len(segment.tree) > 1
-        outputs.append(
-            F.scaled_dot_product_attention(
-                query[:, :, segment.begin : segment.end],
-                keys,
-                values,
-                attn_mask=None if causal else segment.bias(reach, query),
-                is_causal=causal,
-                scale=scaling,
-                enable_gqa=query.shape[1] != keys.shape[1],
-            )
-        )
+    outputs = [
+        _attend(query[:, :, segment.begin : segment.end], segment, layer, reach, scaling)
+        for segment in lookahead_batch.segments
+    ]
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
     return output.transpose(1, 2).contiguous(), None
+
+
+def _attend(query: Tensor, segment: Segment, layer: int, reach: Reach, scaling: float | None) -> Tensor:
+    """One session's attention: ``[1, heads, T, dim]`` to the same."""
+    keys, values = segment.store.read(layer, segment.kv_length)
+    group = query.shape[1] // keys.shape[1]
+    if segment.is_causal and reach == FULL and len(segment.tree) > 1:
+        return F.scaled_dot_product_attention(query, keys, values, is_causal=True, scale=scaling, enable_gqa=group > 1)
+    # The heads that share keys are further rows: one product in place of several, or of copies of the keys.
+    rows = query.reshape(1, keys.shape[1], group * query.shape[2], query.shape[3])
+    bias = segment.bias(reach, query, group)
+    output = F.scaled_dot_product_attention(rows, keys, values, attn_mask=bias, scale=scaling)
+    return output.reshape(*query.shape[:3], values.shape[3])

@@ -19,10 +19,14 @@ DEFAULT_DTYPE = "bfloat16"
 MAX_NEW_TOKENS = 256
 
 BUILTIN_SOURCES = {
-    "prompt_ngrams": "lookahead_decoding.draft:PromptNgrams",
-    "pool": "lookahead_decoding.draft:WindowNgrams",
+    "suffix": "lookahead_decoding.sources:Suffix",
+    "recycled": "lookahead_decoding.sources:Recycled",
+    "prompt_ngrams": "lookahead_decoding.sources:PromptNgrams",
+    "pool": "lookahead_decoding.sources:WindowNgrams",
 }
 """Draft sources by name; any other is given as ``module:attr`` (see docs/draft-sources.md)."""
+
+_ENDLESS = ("suffix", "recycled")
 
 WINDOW = "window"
 """The name under which the Jacobi window's own guesses are credited."""
@@ -35,23 +39,32 @@ class LookaheadConfig:
     Attributes:
         window: W, columns of the Jacobi window; 0 turns the lookahead branch off.
         ngram: N, tokens per n-gram; the window is N-1 rows deep. 2 is plain Jacobi decoding.
-        guesses: G, drafts verified per step; 0 turns drafts off.
-        sources: where drafts come from, in the order in which a draft proposed twice is credited.
-            ``pool``: n-grams the window produced. ``prompt_ngrams``: n-grams of prompt and output.
+        guesses: G, n-grams that a pool keeps and proposes behind a token; 0 turns all drafts off, whatever their
+            source.
+        sources: where drafts come from, in the order in which a token named twice is credited.
+            ``suffix``: what followed the longest earlier occurrence of the text's end. ``recycled``: what the model
+            thought would follow the last tokens elsewhere. ``pool``: n-grams the window produced.
+            ``prompt_ngrams``: n-grams of prompt and output.
             ``module:attr``: your own :class:`~lookahead_decoding.draft.DraftSource`.
+            Those that live on the window are left out without one.
+        budget: nodes per step at most, the last accepted token included; None is as many as the sources name,
+            or as pay.
+        adaptive: grow the tree only as far as it is expected to pay on this machine; False always fills the budget.
         verify_window: verify the window's own tokens like drafts.
-        keep_bonus: keep the token the model draws behind a draft that matched to its end. The released code
+        keep_bonus: keep the token the model draws behind an n-gram that matched to its end. The released code
             of the paper drops it.
         verify_during_warmup: verify drafts while the window's rows are still being filled.
         window_seed: seed of the window's first row.
-        pool_bytes: bound on the memory of each n-gram pool.
+        pool_bytes: bound on the memory of each source but ``suffix``, which holds the text.
         prefill_chunk: prompt tokens per forward pass.
     """
 
-    window: int = 2
+    window: int = 0
     ngram: int = 4
     guesses: int = 7
-    sources: tuple[str, ...] = ("prompt_ngrams", "pool")
+    sources: tuple[str, ...] = ("suffix", "recycled", "pool")
+    budget: int | None = 64
+    adaptive: bool = True
     verify_window: bool = True
     keep_bonus: bool = True
     verify_during_warmup: bool = True
@@ -61,6 +74,7 @@ class LookaheadConfig:
 
     def __post_init__(self) -> None:
         for field, least, most in (
+            *((("budget", 1, 4096),) if self.budget is not None else ()),
             ("window", 0, 1024),
             ("ngram", 2, 64),
             ("guesses", 0, 1024),
@@ -73,10 +87,21 @@ class LookaheadConfig:
                 raise ConfigError(f"{field} is a whole number; got {value!r}")
             if not least <= value <= most:
                 raise ConfigError(f"{field} goes from {least} to {most}; got {value}")
-        for field in ("verify_window", "keep_bonus", "verify_during_warmup"):
+        for field in ("adaptive", "verify_window", "keep_bonus", "verify_during_warmup"):
             if not isinstance(getattr(self, field), bool):
                 raise ConfigError(f"{field} is true or false; got {getattr(self, field)!r}")
         self._check_sources()
+        nodes = (self.ngram - 1) * self.window
+        if self.window and self.budget is not None and nodes > self.budget:
+            raise ConfigError(
+                f"a window of {self.window} columns and ngram {self.ngram} takes {nodes} nodes per step and the budget "
+                f"is {self.budget}; give a larger budget, null for no bound, or a smaller window"
+            )
+        endless = [name for name in _ENDLESS if name in self.sources and self.guesses]
+        if self.budget is None and not self.adaptive and endless:
+            raise ConfigError(
+                f"{' and '.join(endless)} always name more, so without adaptive a step needs a budget; got budget null"
+            )
         if not self.keep_bonus and self.ngram == 2 and self.guesses > 0:
             raise ConfigError("keep_bonus=false leaves nothing of a 2-gram's draft: take ngram 3 or more, or guesses 0")
 
@@ -97,7 +122,7 @@ class LookaheadConfig:
     @property
     def is_plain(self) -> bool:
         """Whether a step is one token wide: no window and no drafts."""
-        return self.window == 0 and (self.guesses == 0 or not self.sources)
+        return self.window == 0 and (self.guesses == 0 or not self.sources or self.budget == 1)
 
     def replace(self, **changes: Any) -> LookaheadConfig:
         """A copy with some fields changed, checked like a new one."""
@@ -152,13 +177,13 @@ def _suggest(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-_PAPER = LookaheadConfig(window=15, ngram=5, guesses=15, sources=("pool",))
+_PAPER = LookaheadConfig(window=15, ngram=5, guesses=15, sources=("pool",), budget=None, adaptive=False)
 
 PRESETS: Mapping[str, LookaheadConfig] = {
     "default": LookaheadConfig(),
     "paper": _PAPER,
     "paper-reference": _PAPER.replace(verify_window=False, keep_bonus=False, verify_during_warmup=False),
-    "jacobi": LookaheadConfig(window=8, ngram=2, guesses=0, sources=()),
+    "jacobi": LookaheadConfig(window=8, ngram=2, guesses=0, sources=(), budget=None, adaptive=False),
     "plain": LookaheadConfig(window=0, guesses=0, sources=()),
 }
 """``default``: sized for small models on CPUs. ``paper``: W=15, N=5, G=15, the paper's 7B setting.
@@ -178,12 +203,24 @@ def preset(name: str) -> LookaheadConfig:
         raise ConfigError(f"unknown preset {name!r}{_suggest(name, PRESETS)}; known are {', '.join(PRESETS)}") from None
 
 
-def as_config(lookahead: str | Mapping[str, Any] | LookaheadConfig) -> LookaheadConfig:
-    """What every ``lookahead=`` argument takes: a preset's name, a dict of fields, or a config."""
+def as_config(
+    lookahead: str | Mapping[str, Any] | LookaheadConfig, base: LookaheadConfig | None = None
+) -> LookaheadConfig:
+    """What every ``lookahead=`` argument takes: a preset's name, a dict of fields, or a config.
+
+    Args:
+        lookahead: the argument.
+        base: stands in for the preset ``default``, by name and where a dict names no preset: the tuned fields.
+    """
     if isinstance(lookahead, LookaheadConfig):
         return lookahead
     if isinstance(lookahead, str):
-        return preset(lookahead)
+        return base if base is not None and lookahead == "default" else preset(lookahead)
     if isinstance(lookahead, Mapping):
+        if base is not None and lookahead.get("preset", "default") == "default":
+            fields = {name: value for name, value in lookahead.items() if name != "preset"}
+            if fields.keys() & {"window", "ngram"}:  # a tuned budget is for the tuned window
+                fields.setdefault("budget", LookaheadConfig.budget)
+            return base.replace(**fields)
         return LookaheadConfig.from_dict(lookahead)
     raise ConfigError(f"lookahead is a preset's name, a dict or a LookaheadConfig; got {type(lookahead).__name__}")

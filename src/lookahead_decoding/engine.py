@@ -19,14 +19,17 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from lookahead_decoding.budget import CostCurve, allot, usual_cost
 from lookahead_decoding.cache import KVStore, check_memory
 from lookahead_decoding.completion import Chunk, Completion
 from lookahead_decoding.config import DEFAULT_DTYPE, MAX_NEW_TOKENS, LookaheadConfig, as_config
 from lookahead_decoding.errors import CapacityError, ConfigError
 from lookahead_decoding.hub import load
+from lookahead_decoding.memory import DraftMemory
 from lookahead_decoding.model import ModelRunner
 from lookahead_decoding.plan import StepPlan
-from lookahead_decoding.prompts import Prompt, as_batch, encode
+from lookahead_decoding.profile import Profile, ProfileKey, find
+from lookahead_decoding.prompts import Prompt, as_batch, encode, encode_reference
 from lookahead_decoding.request import Request, engine_options, resolve
 from lookahead_decoding.retention import RetainedStores
 from lookahead_decoding.session import Advance, Session
@@ -50,6 +53,10 @@ class Engine:
         pack_weights: multiply by packed copies of bf16 weights on a CPU, which take as much memory again; None is
             where that is faster and there is plenty of room.
         retained_bytes: how much K/V of finished sessions is kept for prompts that begin alike.
+        tuned: go by what ``lookahead tune`` measured of this model on this machine, if it was run: the step times, and
+            its fields in place of the preset ``default``.
+        memory: what earlier requests learned, for all requests to guess from and to add to; without one, each starts
+            cold and leaves nothing behind.
         name: of the model, for the record.
 
     Raises:
@@ -65,14 +72,19 @@ class Engine:
         attention: str = "auto",
         pack_weights: bool | None = None,
         retained_bytes: int = RETAINED_BYTES,
+        tuned: bool = True,
+        memory: DraftMemory | None = None,
         name: str | None = None,
     ) -> None:
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.config = as_config(lookahead)
+        self._lookahead = lookahead
         self.runner = ModelRunner(model, attention, pack_weights=pack_weights)
         self.name = name or model.config.name_or_path or type(model).__name__
+        self.memory = memory
         self._retained = RetainedStores(retained_bytes)
+        self.use_profile(find(self.profile_key) if tuned else None)
 
     @classmethod
     def from_pretrained(
@@ -86,18 +98,36 @@ class Engine:
         lookahead: str | Mapping[str, Any] | LookaheadConfig = "default",
         attention: str = "auto",
         pack_weights: bool | None = None,
+        tuned: bool = True,
     ) -> Engine:
         """Load a model and its tokenizer: a Hub id, a folder, a ``.gguf`` file, ``repo:file.gguf``, or the default."""
-        config = as_config(lookahead)
+        as_config(lookahead)  # refused before anything is loaded
         loaded = load(id_or_path, dtype=dtype, device=device, revision=revision, trust_remote_code=trust_remote_code)
         return cls(
             loaded.model,
             loaded.tokenizer,
-            lookahead=config,
+            lookahead=lookahead,
             attention=attention,
             pack_weights=pack_weights,
+            tuned=tuned,
             name=loaded.name,
         )
+
+    @property
+    def profile_key(self) -> ProfileKey:
+        """What a tuned profile would have to belong to, with PyTorch's present number of threads."""
+        return ProfileKey.of(self.model, self.name, self.runner.device)
+
+    def use_profile(self, profile: Profile | None) -> None:
+        """Go by what ``lookahead tune`` measured from now on; None is by how step time usually grows."""
+        self.profile = profile
+        self.config = self.configured(self._lookahead)
+        usual = usual_cost(self.runner.device.type, str(self.model.dtype).removeprefix("torch."))
+        self.costs = CostCurve(usual if profile is None else profile.cost)
+
+    def configured(self, lookahead: str | Mapping[str, Any] | LookaheadConfig) -> LookaheadConfig:
+        """The config that a ``lookahead=`` argument comes to: tuned fields stand in for the preset ``default``."""
+        return as_config(lookahead, None if self.profile is None else self.profile.config)
 
     # One step, and the one loop.
 
@@ -110,6 +140,8 @@ class Engine:
         if any(session.end is not None for session in sessions) or len(set(sessions)) < len(sessions):
             raise ValueError("a session takes part in a step once, and not after its end")
         begun = time.perf_counter()
+        context = sum(session.store.length for session in sessions) // max(1, len(sessions))
+        cost = self.costs.at(context)
         undecided = [session for session in sessions if session.statistics.steps == 0]
         failures: list[Exception] = []
 
@@ -122,16 +154,22 @@ class Engine:
                 return None
 
         with torch.inference_mode():
-            planned = [(session, guarded(session, session.plan)) for session in sessions]
-            steps = [(session, plan) for session, plan in planned if plan is not None]
+            planned = [(session, guarded(session, functools.partial(session.plan, cost))) for session in sessions]
+            growing = [(session, grower) for session, grower in planned if grower is not None]
+            allot([(grower, session.config) for session, grower in growing], cost)
+            steps = [(session, grower.finish()) for session, grower in growing]
             logits = self._forward(steps)
             advances = [
                 guarded(session, functools.partial(session.commit, plan, rows))
                 for (session, plan), rows in zip(steps, logits, strict=True)
             ]
         seconds = time.perf_counter() - begun
+        nodes = sum(len(plan.tree) for _, plan in steps)
+        if steps and not undecided:
+            self.costs.record(nodes, context, seconds)
         for session in sessions:
-            session.statistics.add_time(seconds, prefill=session in undecided)
+            prefill = session in undecided
+            session.statistics.add_time(seconds, prefill=prefill, cost=cost(nodes), plain_cost=cost(len(steps)))
         if failures:
             raise failures[0]
         return [advance for advance in advances if advance is not None]
@@ -181,6 +219,7 @@ class Engine:
         generator: torch.Generator | None = None,
         max_length: int | None = None,
         stop_strings: Sequence[str] = (),
+        references: Sequence[Sequence[int]] = (),
     ) -> Session:
         """A session for one prompt, with the K/V of a finished one that began alike.
 
@@ -191,11 +230,12 @@ class Engine:
             generator: the sampling noise's; None is torch's global one.
             max_length: bound on prompt and new tokens together, beside the request's.
             stop_strings: end before the text contains one of these.
+            references: token ids that are expected to be seen again; they feed the suffix source only.
 
         Raises:
             CapacityError: the KV cache for it does not fit into memory.
         """
-        config = self.config if lookahead is None else as_config(lookahead)
+        config = self.config if lookahead is None else self.configured(lookahead)
         text = None
         if self.tokenizer is not None:
             text = TextStream(IncrementalDetokenizer(self.tokenizer), stop_strings)
@@ -209,6 +249,8 @@ class Engine:
             drawer=request.drawer(self.runner.vocab_size, generator),
             stop=stop,
             text=text,
+            references=references,
+            memory=self.memory,
             sampling=request.sampling(None if generator is None else generator.initial_seed()),
         )
 
@@ -221,6 +263,7 @@ class Engine:
 
     def close(self, session: Session) -> None:
         """Take a session's K/V back and keep it for a while, the most recent within ``retained_bytes``."""
+        session.close()
         # What a failed session holds may be NaN, which would poison the next one.
         if session.end != ERROR and self.runner.can_reuse(session.store.length):
             self._retained.put(session.cached_ids, session.store)
@@ -267,7 +310,8 @@ class Engine:
 
         Args:
             prompt: text as it is, token ids, or a chat's messages.
-            options: ``max_new_tokens`` (256); ``stop``, a string or several that end the text;
+            options: ``max_new_tokens`` (256); ``stop``, a string or several that end the text; ``references``, texts
+                or token ids that you expect to see again (a file to be edited, a passage), no part of the prompt;
                 ``lookahead``, in place of the engine's; ``temperature`` (0 is greedy), ``top_k``, ``top_p``,
                 ``min_p``, ``seed``; any further option of Transformers' ``generate`` that concerns processors,
                 warpers or stopping criteria. What is not given comes from the model's generation config.
@@ -325,6 +369,7 @@ class Engine:
         max_new_tokens: int = MAX_NEW_TOKENS,
         stop: str | Sequence[str] = (),
         seed: int | None = None,
+        references: Sequence[str | Sequence[int]] = (),
         lookahead: str | Mapping[str, Any] | LookaheadConfig | None = None,
         **options: Any,
     ) -> Callable[[], Session]:
@@ -341,6 +386,8 @@ class Engine:
             raise ConfigError(f"stop takes strings that are not empty; got {stop!r}")
         if stop_strings and self.tokenizer is None:
             raise ConfigError("stop strings need a tokenizer; this engine has none")
+        if isinstance(references, str):
+            raise ConfigError("references is a list of texts or of token ids; got one text: put it into a list")
         tensor = torch.tensor([ids], device=self.runner.device)
         # Without a mask Transformers would hide tokens that look like padding.
         options = {"attention_mask": torch.ones_like(tensor), **engine_options(options)}
@@ -353,8 +400,9 @@ class Engine:
             self.open,
             ids,
             request,
-            lookahead=self.config if lookahead is None else as_config(lookahead),
+            lookahead=self.config if lookahead is None else self.configured(lookahead),
             generator=generator,
             max_length=context,
             stop_strings=stop_strings,
+            references=[encode_reference(reference, self.tokenizer) for reference in references],
         )

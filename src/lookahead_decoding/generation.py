@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import weakref
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,9 +11,13 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation import GenerateDecoderOnlyOutput
 
+from lookahead_decoding.budget import CostCurve
 from lookahead_decoding.config import LookaheadConfig
 from lookahead_decoding.engine import Engine
 from lookahead_decoding.request import Request, resolve
+
+_costs: weakref.WeakKeyDictionary[PreTrainedModel, CostCurve] = weakref.WeakKeyDictionary()
+"""The step times that earlier calls with a model measured."""
 
 
 def generate(
@@ -22,6 +27,7 @@ def generate(
     lookahead: str | Mapping[str, Any] | LookaheadConfig = "default",
     tokenizer: PreTrainedTokenizerBase | None = None,
     streamer: Any = None,
+    references: Sequence[Sequence[int]] = (),
     **generate_kwargs: Any,
 ) -> Tensor | GenerateDecoderOnlyOutput:
     """What ``model.generate(inputs, **generate_kwargs)`` returns, token for token, in fewer forward passes.
@@ -32,6 +38,7 @@ def generate(
         lookahead: a preset's name, a dict of :class:`LookaheadConfig` fields, or a config.
         tokenizer: for ``stop_strings``.
         streamer: gets every token once, in order.
+        references: token ids that are expected to be seen again; no part of the prompt.
         generate_kwargs: arguments of ``model.generate``. Sampling draws from torch's global generator, as
             there, and leaves it in the same state.
 
@@ -43,18 +50,23 @@ def generate(
     """
     training = model.training
     try:
+        engine = Engine(model, lookahead=lookahead, pack_weights=False, retained_bytes=0)
+        engine.costs = _costs.setdefault(model, engine.costs)
         return _decode(
-            Engine(model, lookahead=lookahead, pack_weights=False, retained_bytes=0),
+            engine,
             resolve(model, inputs, tokenizer=tokenizer, streamer=streamer, **generate_kwargs),
             streamer,
+            references,
         )
     finally:
         model.train(training)
 
 
-def _decode(engine: Engine, request: Request, streamer: Any) -> Tensor | GenerateDecoderOnlyOutput:
+def _decode(
+    engine: Engine, request: Request, streamer: Any, references: Sequence[Sequence[int]]
+) -> Tensor | GenerateDecoderOnlyOutput:
     ids = request.input_ids
-    session = engine.open(ids[0].tolist(), request)
+    session = engine.open(ids[0].tolist(), request, references=references)
     for _, advance in engine.run([session]):
         if streamer is not None:
             for token in advance.tokens:

@@ -53,6 +53,19 @@ def encode(prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None, vocab_size
     return ids
 
 
+def encode_reference(reference: str | Sequence[int], tokenizer: PreTrainedTokenizerBase | None) -> list[int]:
+    """Token ids of text that is expected inside an answer: no template, no special tokens.
+
+    Raises:
+        ConfigError: it is text and there is no tokenizer.
+    """
+    if not isinstance(reference, str):
+        return list(reference)
+    if tokenizer is None:
+        raise ConfigError("without a tokenizer a reference is a list of token ids")
+    return list(tokenizer(reference, add_special_tokens=False)["input_ids"])
+
+
 def _apply_chat_template(tokenizer: PreTrainedTokenizerBase, messages: Any) -> list[int]:
     try:
         encoded = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)

@@ -55,6 +55,8 @@ class Request:
             NoiseStream(vocab_size, generator, self.input_ids.device) if self.samples else None,
             keep_scores=returns_dict and bool(config.output_scores),
             keep_logits=returns_dict and bool(config.output_logits),
+            temperature=1.0 if config.temperature is None else config.temperature,
+            draws_ahead=all(map(_is_of_transformers, [*self.processors, *self.criteria])),
         )
 
     def sampling(self, seed: int | None = None) -> dict[str, Any]:
@@ -69,6 +71,11 @@ class Request:
             options |= {name: getattr(config, name) for name in ("temperature", "top_k", "top_p", "min_p")}
             options["seed"] = seed
         return options
+
+
+def _is_of_transformers(part: object) -> bool:
+    """Whether a processor or criterion is known not to draw random numbers of its own."""
+    return type(part).__module__.startswith("transformers.")
 
 
 def resolve(

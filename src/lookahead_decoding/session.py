@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lookahead_decoding.acceptance import AcceptanceModel
 from lookahead_decoding.cache import KVStore
-from lookahead_decoding.config import LookaheadConfig
-from lookahead_decoding.draft import load_source
+from lookahead_decoding.config import WINDOW, LookaheadConfig
+from lookahead_decoding.draft import Observation, load_source
+from lookahead_decoding.memory import DraftMemory
 from lookahead_decoding.model import ModelRunner
-from lookahead_decoding.plan import StepPlan, plan_prefill, plan_step
-from lookahead_decoding.sampling import TokenDrawer
+from lookahead_decoding.plan import StepPlan, TreeGrower
+from lookahead_decoding.recycle import ORDERS
+from lookahead_decoding.sampling import TokenDrawer, likeliest
 from lookahead_decoding.statistics import DecodingStatistics
 from lookahead_decoding.stopping import StopRules
 from lookahead_decoding.text import TextStream
-from lookahead_decoding.verify import walk
+from lookahead_decoding.verify import Walk, walk
 from lookahead_decoding.window import JacobiWindow
 
 UNBOUNDED = 1 << 30
 MODEL = ""
 """The source of a token that nobody had guessed: the model's own draw at the end of a step."""
+
+_WINDOW_GAIN = 0.3
+"""Tokens per step that only the window is thought to guess, before it was tried and some time after it was not."""
+
+_SAMPLED_SUCCESSORS = 3
+"""Sampling takes less likely tokens, and its noise tells which: so many times the successors are remembered."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +63,8 @@ class Session:
         drawer: chooses tokens.
         stop: ends it.
         text: its text, if it has a tokenizer.
+        references: token ids that are expected to be seen again.
+        memory: what earlier requests learned; what this one learns is added at its end.
         sampling: the options the drawer was made with, for the record.
     """
 
@@ -67,6 +78,8 @@ class Session:
         drawer: TokenDrawer,
         stop: StopRules,
         text: TextStream | None = None,
+        references: Sequence[Sequence[int]] = (),
+        memory: DraftMemory | None = None,
         sampling: Mapping[str, Any] | None = None,
     ) -> None:
         self.prompt = list(prompt)
@@ -86,8 +99,20 @@ class Session:
         self._window = (
             JacobiWindow(config.window, config.ngram, self.prompt, config.window_seed) if config.window else None
         )
-        self._sources = {name: load_source(name, config) for name in config.sources if config.guesses}
+        sources = {name: load_source(name, config) for name in config.sources if config.guesses}
+        self._sources = {name: source for name, source in sources.items() if config.window or not source.needs_window}
+        self._window_gain = _WINDOW_GAIN
+        self._acceptance = AcceptanceModel(
+            {name: source.weights for name, source in self._sources.items()}, drawer.temperature
+        )
+        successors = max((source.successors for source in self._sources.values()), default=0)
+        self._successors = successors * _SAMPLED_SUCCESSORS if drawer.temperature else successors
+        self._memory = memory
         for source in self._sources.values():
+            if memory is not None:
+                source.recall(memory)
+            for reference in references:
+                source.refer(reference)
             source.extend(self.prompt)
 
     @property
@@ -110,23 +135,37 @@ class Session:
         """The token ids that the store holds keys and values of."""
         return self._ids[: self.store.length]
 
-    def plan(self) -> StepPlan:
-        """This session's share of the next step."""
+    def plan(self, cost: Callable[[int], float]) -> TreeGrower:
+        """This session's share of the next step, to be grown as wide as pays.
+
+        Args:
+            cost: time of a step by its number of nodes.
+        """
         if self._runner.must_recompute(len(self._ids), self.store.length):
             self.store.truncate(0)
+        config, window, sources = self.config, self._window, self._sources
         pending = self._ids[self.store.length :]
         # Rotary frequencies that depend on the pass's last position want the whole prompt in one pass.
-        if len(pending) > self.config.prefill_chunk and self._runner.rope_switch is None:
-            return plan_prefill(pending[: self.config.prefill_chunk])
+        decides = len(pending) <= config.prefill_chunk or self._runner.rope_switch is not None
         max_depth = self._runner.max_depth(len(self._ids) - 1)
+        deepest = UNBOUNDED if max_depth is None else max_depth
         max_length = self.stop.max_length
-        return plan_step(
-            pending,
-            self._sources,
-            self._window,
-            self.config,
-            max_draft_tokens=UNBOUNDED if max_length is None else max_length - len(self._ids) - 1,
-            max_depth=UNBOUNDED if max_depth is None else max_depth,
+        left = UNBOUNDED if max_length is None else max_length - len(self._ids)
+        if window is not None:
+            if not (window.is_warm or config.verify_during_warmup):
+                sources = {}
+            if not decides or window.depth > deepest or not self._window_pays(window.num_guesses, cost):
+                window = None
+        return TreeGrower(
+            pending if decides else pending[: config.prefill_chunk],
+            sources,
+            self._acceptance,
+            max_depth=min(deepest, left - 1),
+            gumbel=self.drawer.gumbel if self.drawer.knows_noise else None,
+            window=window,
+            verify_window=config.verify_window,
+            read_all=self._successors > 0,
+            decides=decides,
         )
 
     def commit(self, plan: StepPlan, logits: Tensor) -> Advance:
@@ -140,7 +179,6 @@ class Session:
             self.store.keep(range(len(plan.tree)))
             return Advance()
         row = {node: i for i, node in enumerate(plan.reads)}
-        last_token = self._ids[-1]
 
         def draw(node: int) -> int:
             return self.drawer.draw(self._ids_tensor, logits[row[node]])
@@ -150,16 +188,13 @@ class Session:
             return self.stop.check(self._ids_tensor, token)
 
         decided = walk(plan, draw, stop)
-        self.store.keep([*range(plan.start + 1), *decided.path])
+        path = [*range(plan.start + 1), *decided.path]
+        self._learn(plan, logits, decided, path)
+        self.store.keep(path)
         self.statistics.record(plan, decided)
         self.end = decided.end
-        if self._window is not None and plan.newest:
-            draws = logits[[row[node] for node in plan.newest]].float().argmax(dim=-1).tolist()
-            ngrams = list(self._window.advance(last_token, draws, len(decided.tokens)))
-            for source in self._sources.values():
-                source.learn(ngrams)
-        for source in self._sources.values():
-            source.extend(decided.tokens)
+        if self.end is not None:
+            self.close()
         pieces = self._text.take(last=decided.end is not None) if self._text is not None else []
         self._pieces += pieces
         credited = [plan.sources[node][0] for node in decided.path]
@@ -169,6 +204,57 @@ class Session:
             pieces=pieces,
             end=decided.end,
         )
+
+    def close(self) -> None:
+        """Leave the generator as plain decoding would, and to the memory what was learned."""
+        self.drawer.close()
+        if self._memory is not None:
+            for source in self._sources.values():
+                source.teach(self._memory)
+            self._memory = None
+
+    def _window_pays(self, nodes: int, cost: Callable[[int], float]) -> bool:
+        """Whether the window's nodes fit the budget and, where that adapts, have been worth their time."""
+        if self.config.budget is not None and nodes >= self.config.budget:
+            return False
+        if not self.config.adaptive:
+            return True
+        width = round(self.statistics.nodes_per_step) or 1
+        gain = self._window_gain / (self.statistics.tokens_per_step or 1.0)
+        return cost(width + nodes) <= (1 + gain) * cost(width)
+
+    def _learn(self, plan: StepPlan, logits: Tensor, decided: Walk, path: Sequence[int]) -> None:
+        """Tell everyone who guesses what came of it, while the cache still ends where the plan begins."""
+        for node, token in zip(path[plan.start :], decided.tokens, strict=False):
+            if node in plan.candidates:
+                self._acceptance.learn(plan.candidates[node], token)
+        sources = self._sources.values()
+        if self._successors:
+            rows = dict(zip(plan.reads, likeliest(logits, self._successors), strict=True))
+            cached = self.store.length
+            seen = Observation(plan.tree, self._ids[max(0, cached - ORDERS[0]) : cached], rows, path)
+            for source in sources:
+                source.observe(seen)
+        if self._window is not None:
+            ngrams = self._advance_window(self._window, plan, logits, decided)
+            for source in sources:
+                source.learn(ngrams)
+        for source in sources:
+            source.extend(decided.tokens)
+
+    def _advance_window(
+        self, window: JacobiWindow, plan: StepPlan, logits: Tensor, decided: Walk
+    ) -> list[tuple[int, tuple[int, ...]]]:
+        """Move the window on by its draws, and keep account of what it is worth: the n-grams it completed."""
+        if not plan.newest:
+            self._window_gain += 0.01 * (_WINDOW_GAIN - self._window_gain)
+            return []
+        own = {WINDOW, *(name for name, source in self._sources.items() if source.needs_window)}
+        gained = sum(own.issuperset(plan.sources[node]) for node in decided.path)
+        self._window_gain += 0.05 * (gained - self._window_gain)
+        row = {node: i for i, node in enumerate(plan.reads)}
+        draws = logits[[row[node] for node in plan.newest]].float().argmax(dim=-1).tolist()
+        return list(window.advance(plan.tree.tokens[plan.start], draws, len(decided.tokens)))
 
     def _append(self, token: int) -> None:
         self._ids.append(token)

@@ -63,6 +63,18 @@ class TokenTree:
         """The child of ``node`` that carries ``token``, or None."""
         return self._children[node].get(token)
 
+    def children(self, node: int) -> Iterable[tuple[int, int]]:
+        """``(token, node)`` of a node's children."""
+        return self._children[node].items()
+
+    def pop(self) -> None:
+        """Take the last node back."""
+        parent, token = self.parents.pop(), self.tokens.pop()
+        self.depths.pop()
+        self._children.pop()
+        if parent != ROOT:
+            del self._children[parent][token]
+
     def path(self, node: int) -> list[int]:
         """The nodes from the root to ``node``, both included."""
         nodes = []

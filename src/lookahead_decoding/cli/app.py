@@ -14,9 +14,10 @@ from lookahead_decoding.cli.failures import EXIT_USAGE, exits_cleanly, print_err
 from lookahead_decoding.cli.generate import generate
 from lookahead_decoding.cli.info import info
 from lookahead_decoding.cli.options import takes_groups
+from lookahead_decoding.cli.tune import tune
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["--help", "-h"]})
-for command in (generate, chat, info, demo):
+for command in (generate, chat, info, demo, tune):
     app.command()(exits_cleanly(takes_groups(command)))
 
 

@@ -10,6 +10,7 @@ from lookahead_decoding.cli.failures import print_error
 from lookahead_decoding.cli.options import (
     GenerationOptions,
     GuessingOptions,
+    Memory,
     ModelArgument,
     ModelOptions,
     NoColor,
@@ -17,10 +18,10 @@ from lookahead_decoding.cli.options import (
     Verbose,
 )
 from lookahead_decoding.cli.prompt import check_text, has_chat_template
-from lookahead_decoding.cli.report import details, note, print_statistics, speed, summary
+from lookahead_decoding.cli.report import details, note, print_statistics, speed, summary, tuning
 from lookahead_decoding.cli.screen import Screen
-from lookahead_decoding.cli.setup import open_engine
-from lookahead_decoding.config import LookaheadConfig, preset
+from lookahead_decoding.cli.setup import open_engine, remembering
+from lookahead_decoding.config import LookaheadConfig
 from lookahead_decoding.errors import ConfigError, LookaheadError
 
 if TYPE_CHECKING:
@@ -36,18 +37,20 @@ def chat(
     load: ModelOptions,
     guessing: GuessingOptions,
     generation: GenerationOptions,
+    memory: Memory = None,
     system: System = None,
     no_color: NoColor = False,
     verbose: Verbose = False,
 ) -> int:
     """Talk with a model; /help lists the commands."""
-    config = guessing.resolve()
+    lookahead = guessing.resolve()
+    options = generation.to_dict()
     if system is not None:
         check_text(system)
-    engine, _ = open_engine(model, load, config, verbose=verbose)
+    engine, _ = open_engine(model, load, lookahead, verbose=verbose)
     if not has_chat_template(engine):
         raise ConfigError(f"{engine.name} has no chat template; use `lookahead generate --raw` with it")
-    conversation = Conversation(engine, generation.to_dict(), config, system=system, no_color=no_color, verbose=verbose)
+    conversation = Conversation(engine, options, engine.config, system=system, no_color=no_color, verbose=verbose)
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     if is_terminal:
         note(f"{engine.name}. /help lists the commands, Ctrl-C stops an answer, Ctrl-D ends.")
@@ -55,13 +58,14 @@ def chat(
             import readline  # noqa: F401 - gives input() its line editing
     conversation.screen().legend()
     try:
-        while not conversation.ended and (line := _read_line(is_terminal)) is not None:
-            try:
-                conversation.take(line)
-            except LookaheadError as error:
-                if not is_terminal:
-                    raise
-                print_error(error)
+        with remembering(engine, memory):
+            while not conversation.ended and (line := _read_line(is_terminal)) is not None:
+                try:
+                    conversation.take(line)
+                except LookaheadError as error:
+                    if not is_terminal:
+                        raise
+                    print_error(error)
     except KeyboardInterrupt:
         note("")
     return 0
@@ -144,6 +148,7 @@ class Conversation:
             note(summary(completion))
             if self._verbose:
                 details(completion)
+                note(f"tuned: {tuning(self._engine)}")
         self._turns.append((text, screen.text))
 
     def _messages(self, text: str) -> list[dict[str, Any]]:
@@ -181,7 +186,7 @@ class Conversation:
     def _set_preset(self, name: str) -> None:
         """NAME: guess in another way from now on"""
         try:
-            self._config = preset(name)
+            self._config = self._engine.configured(name)
         except ConfigError as error:
             print_error(error)
         else:

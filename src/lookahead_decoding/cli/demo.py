@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # Neither holds text that its answer could copy. Their tokens per step are about the median of MT-Bench's prompts, and
 # a little below that of HumanEval's.
-_PROMPTS = {
+PROMPTS = {
     "chat": "Explain how rainbows form, to a curious child.",
     "code": "Write a Python function that checks whether a string is a palindrome, with a docstring and tests.",
 }
@@ -73,7 +73,7 @@ def demo(
     engine, choice = open_engine(model, ModelOptions(dtype="float32", threads=threads), verbose=verbose)
     print(f"{engine.name} on {engine.runner.device}, threads: {choice.threads} ({choice.reason})")
     Screen(engine.config, no_color=no_color).legend()
-    prompts = {name: _encode(engine, text) for name, text in _PROMPTS.items()}
+    prompts = {name: _encode(engine, text) for name, text in PROMPTS.items()}
     are_equal = [_check(engine, name, ids, max_new_tokens, no_color) for name, ids in prompts.items()]
 
     del engine  # its weights need not stay while the next ones come
@@ -97,7 +97,7 @@ def _check(engine: Engine, name: str, ids: list[int], max_new_tokens: int, no_co
     """Show lookahead's text; whether plain decoding makes the same tokens in float32."""
     from lookahead_decoding.compare import decode_afresh
 
-    print(f"\n[{name}] {_PROMPTS[name]}\n")
+    print(f"\n[{name}] {PROMPTS[name]}\n")
     options = {"temperature": 0, "max_new_tokens": max_new_tokens}
     screen = Screen(engine.config, no_color=no_color)
     lookahead = screen.stream(engine.stream(ids, **options))

@@ -10,6 +10,7 @@ from lookahead_decoding.cli.options import (
     AsJson,
     GenerationOptions,
     GuessingOptions,
+    Memory,
     Model,
     ModelOptions,
     NoColor,
@@ -17,9 +18,9 @@ from lookahead_decoding.cli.options import (
     output_option,
 )
 from lookahead_decoding.cli.prompt import PromptOptions
-from lookahead_decoding.cli.report import details, note, summary, verdict
+from lookahead_decoding.cli.report import details, note, summary, tuning, verdict
 from lookahead_decoding.cli.screen import Screen
-from lookahead_decoding.cli.setup import open_engine
+from lookahead_decoding.cli.setup import open_engine, remembering
 
 Compare = Annotated[
     bool,
@@ -34,26 +35,28 @@ def generate(
     load: ModelOptions,
     guessing: GuessingOptions,
     generation: GenerationOptions,
+    memory: Memory = None,
     compare: Compare = False,
     as_json: AsJson = False,
     no_color: NoColor = False,
     verbose: Verbose = False,
 ) -> int:
     """Complete a prompt; the text streams as it is made."""
-    config = guessing.resolve()
+    lookahead = guessing.resolve()
     given = prompt.resolve()
-    engine, _ = open_engine(model, load, config, verbose=verbose)
+    options = generation.to_dict()
+    engine, _ = open_engine(model, load, lookahead, verbose=verbose)
 
     from lookahead_decoding.compare import compare_with_plain, warm_up
 
     ids = engine.encode(given)
-    options = generation.to_dict()
-    screen = Screen(config, no_color=no_color, mute=as_json)
+    screen = Screen(engine.config, no_color=no_color, mute=as_json)
     if compare:
         warm_up(engine, ids)
         engine.forget()
     screen.legend()
-    completion = screen.stream(engine.stream(ids, **options))
+    with remembering(engine, memory):
+        completion = screen.stream(engine.stream(ids, **options))
     comparison = compare_with_plain(engine, ids, completion, **options) if compare else None
 
     if as_json:
@@ -69,4 +72,5 @@ def generate(
             note("Decoding was greedy, so the seed had no use; --temperature turns sampling on.")
     if verbose:
         details(completion)
+        note(f"tuned: {tuning(engine)}")
     return EXIT_FAILED if comparison is not None and comparison.is_bug else 0

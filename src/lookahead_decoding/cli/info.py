@@ -13,7 +13,7 @@ from rich.table import Table
 
 from lookahead_decoding.cli.options import AsJson, ModelOptions, NamedModel, Verbose
 from lookahead_decoding.cli.prompt import has_chat_template
-from lookahead_decoding.cli.report import mebibytes
+from lookahead_decoding.cli.report import mebibytes, tuning
 from lookahead_decoding.cli.setup import open_engine
 from lookahead_decoding.config import DEFAULT_MODEL, PRESETS
 from lookahead_decoding.errors import ConfigError
@@ -39,7 +39,7 @@ def info(*, model: NamedModel = None, load: ModelOptions, as_json: AsJson = Fals
     if model is not None:
         engine, choice = open_engine(model, load, verbose=verbose)
         facts["threads"] |= {"chosen": choice.threads, "reason": choice.reason}
-        facts["model"] = _model(engine)
+        facts["model"] = {**_model(engine), "tuned": _tuned(engine)}
     facts["presets"] = {name: config.to_dict() for name, config in PRESETS.items()}
     if as_json:
         print(json.dumps(facts))
@@ -100,6 +100,18 @@ def _model(engine: Engine) -> dict[str, Any]:
     }
 
 
+def _tuned(engine: Engine) -> dict[str, Any]:
+    """What ``lookahead tune`` found for the model as it was loaded."""
+    from lookahead_decoding.profile import path_of
+
+    profile = engine.profile
+    return {
+        "summary": tuning(engine),
+        "file": None if profile is None else str(path_of(profile.key)),
+        "config": None if profile is None else profile.fields,
+    }
+
+
 def _print(facts: dict[str, Any]) -> None:
     """The facts for people."""
     threads, cache, default = facts["threads"], facts["cache"], facts["default_model"]
@@ -122,6 +134,7 @@ def _print(facts: dict[str, Any]) -> None:
             "KV cache": f"{model['kv_bytes_per_token']:,} bytes per token",
             "context": f"{model['context']} tokens; rope switch: {switch}",
             "chat template": "yes" if model["chat_template"] else "no",
+            "tuned": model["tuned"]["summary"],
         }
     width = max(map(len, rows))
     for name, value in rows.items():

@@ -20,6 +20,7 @@ from lookahead_decoding.config import (
     LookaheadConfig,
     read_config_file,
 )
+from lookahead_decoding.errors import ConfigError
 
 prompt_option = functools.partial(typer.Option, rich_help_panel="Prompt")
 _model = functools.partial(typer.Option, rich_help_panel="Model")
@@ -42,6 +43,10 @@ NoColor = Annotated[
 Verbose = Annotated[
     bool,
     output_option("--verbose", "-v", help="Say more on standard error: statistics, warnings, tracebacks."),
+]
+Memory = Annotated[
+    Path | None,
+    _guessing("--memory", metavar="FILE", help="Guess from what earlier runs left in this file, and add to it."),
 ]
 AsJson = Annotated[bool, output_option("--json", help="Print one JSON object, and nothing else, on standard output.")]
 System = Annotated[
@@ -82,22 +87,35 @@ class GuessingOptions:
     ] = None
     guesses: Annotated[
         int | None,
-        _guessing("--guesses", "-G", help="Drafts verified per step.", show_default=_of_preset("guesses")),
+        _guessing("--guesses", "-G", help="N-grams kept and tried per token.", show_default=_of_preset("guesses")),
+    ] = None
+    budget: Annotated[
+        int | None,
+        _guessing(min=1, help="Nodes per step at most.", show_default=_of_preset("budget")),
+    ] = None
+    adaptive: Annotated[
+        bool | None,
+        _guessing(
+            "--adaptive/--no-adaptive",
+            help="Grow each step as far as it pays, or always to the budget.",
+            show_default=_of_preset("adaptive"),
+        ),
     ] = None
     config: Annotated[
         Path | None,
         _guessing(metavar="FILE.json", help="Config fields; they win over the preset, options over them."),
     ] = None
 
-    def resolve(self) -> LookaheadConfig:
-        """The config: options win over the file, the file over the preset.
+    def resolve(self) -> dict[str, Any]:
+        """The config's fields: options win over the file, the file over what was tuned, that over the preset.
 
         Raises:
             ConfigError: a file that cannot be read, an unknown field or preset, an impossible value.
         """
         fields = read_config_file(self.config) if self.config is not None else {}
         given = {name: value for name, value in vars(self).items() if name != "config" and value is not None}
-        return LookaheadConfig.from_dict(fields | given)
+        LookaheadConfig.from_dict(fields | given)  # before a model is loaded
+        return fields | given
 
 
 @dataclass(frozen=True)
@@ -117,14 +135,30 @@ class GenerationOptions:
         None
     )
     repetition_penalty: Annotated[float | None, _sampling(help="Above 1: shun tokens that occurred.")] = None
+    reference: Annotated[
+        list[Path],
+        _generation(metavar="FILE", help="Text you expect to see again, not part of the prompt; may be repeated."),
+    ] = field(default_factory=list)
     seed: Annotated[
         int | None,
         _sampling(metavar="INT", min=0, max=2**63 - 1, help="Of the draws.", show_default="random"),
     ] = None
 
     def to_dict(self) -> dict[str, Any]:
-        """As keyword arguments."""
-        return dict(vars(self))
+        """As keyword arguments.
+
+        Raises:
+            ConfigError: a reference that cannot be read.
+        """
+        options = dict(vars(self))
+        return options | {"references": [_read_text(path) for path in options.pop("reference")]}
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the reference {path}: {error}") from error
 
 
 def takes_groups(command: Callable[..., int]) -> Callable[..., int]:

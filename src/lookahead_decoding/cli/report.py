@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import statistics as statistics_
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -44,25 +46,60 @@ def details(completion: Completion) -> None:
     statistics = completion.statistics
     print_statistics(statistics)
     note(f"time: prefill {statistics.prefill_seconds:.2f} s, decoding {statistics.decode_seconds:.2f} s")
-    note(f"memory: KV {mebibytes(completion.kv_bytes)}, n-gram pools {mebibytes(completion.pool_bytes)}")
+    note(f"memory: KV {mebibytes(completion.kv_bytes)}, draft sources {mebibytes(completion.pool_bytes)}")
     note(f"model: {completion.model}, {completion.dtype}, {completion.device}, threads: {completion.threads}")
     note("config: " + " ".join(f"{name}={value}" for name, value in completion.config.to_dict().items()))
 
 
+def tuning(engine: Engine) -> str:
+    """Whether the engine goes by a tuned profile, and how far."""
+    from lookahead_decoding.profile import path_of
+
+    profile = engine.profile
+    if profile is None:
+        return "no profile for this model, dtype, device and number of threads; `lookahead tune` makes one"
+    chosen = how_to_guess(profile.fields)
+    if engine.config != profile.config:
+        chosen = f"step times only, as options come before {chosen}"
+    return f"{chosen} ({path_of(profile.key)})"
+
+
+def how_to_guess(fields: Mapping[str, Any]) -> str:
+    """A config's fields that are tuned, in one line."""
+    return "W={window} N={ngram} G={guesses} budget={budget}".format(**fields)
+
+
 def print_statistics(statistics: DecodingStatistics) -> None:
     """Accepted of proposed tokens, per source and depth."""
-    note(f"nodes per step: {statistics.nodes_per_step:.1f}")
+    note(f"nodes per step: {statistics.nodes_per_step:.1f} ({_widths(statistics.widths)})")
+    if statistics.cost:
+        note(f"speed-up over plain decoding, by the step times: {statistics.estimated_speedup:.2f}x")
     counts = statistics.to_dict()
     proposed, accepted = counts["proposed"], counts["accepted"]
     if not proposed:
         return
-    depths = range(len(next(iter(proposed.values()))))
-    table = Table("source", "credited", *(f"depth {depth + 1}" for depth in depths), box=None)
+    depths = len(next(iter(proposed.values())))
+    names = [f"depth {depth + 1}" for depth in range(min(depths, _DEPTHS))]
+    if depths > _DEPTHS:
+        names.append("deeper")
+    table = Table("source", "credited", *names, box=None)
     for name, of_source in proposed.items():
-        taken = accepted.get(name, [])
-        shares = (f"{taken[i] if i < len(taken) else 0}/{of_source[i]}" for i in depths)
+        taken = [*accepted.get(name, []), *[0] * depths][:depths]
+        shares = [f"{taken[i]}/{of_source[i]}" for i in range(min(depths, _DEPTHS))]
+        if depths > _DEPTHS:
+            shares.append(f"{sum(taken[_DEPTHS:])}/{sum(of_source[_DEPTHS:])}")
         table.add_row(name, str(statistics.accepted_by_source[name]), *shares)
     Console(stderr=True).print(table)
+
+
+_DEPTHS = 5
+
+
+def _widths(widths: Sequence[int]) -> str:
+    """Step widths over time in a few characters: the mean of each eighth."""
+    eighth = max(1, -(-len(widths) // 8))
+    means = [statistics_.mean(widths[i : i + eighth]) for i in range(0, len(widths), eighth)]
+    return "over time " + " ".join(f"{mean:.0f}" for mean in means)
 
 
 def verdict(comparison: Comparison, engine: Engine) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from lookahead_decoding.cli.options import ModelOptions
-from lookahead_decoding.config import LookaheadConfig
+from lookahead_decoding.errors import ConfigError
 
 if TYPE_CHECKING:
     from lookahead_decoding.engine import Engine
@@ -15,9 +18,15 @@ if TYPE_CHECKING:
 
 
 def open_engine(
-    model: str | None, options: ModelOptions, config: LookaheadConfig | None = None, *, verbose: bool = False
+    model: str | None,
+    options: ModelOptions,
+    lookahead: Mapping[str, Any] | None = None,
+    *,
+    tuned: bool = True,
+    verbose: bool = False,
 ) -> tuple[Engine, ThreadChoice]:
-    """Load a model and settle the number of threads for it."""
+    """Load a model, settle the number of threads for it, and then take its tuned profile, if it has one."""
+    from lookahead_decoding import profile
     from lookahead_decoding.engine import Engine
     from lookahead_decoding.threads import settle_threads
 
@@ -29,9 +38,30 @@ def open_engine(
         device=options.device,
         revision=options.revision,
         trust_remote_code=options.trust_remote_code,
-        lookahead=config or LookaheadConfig(),
+        lookahead=lookahead or {},
+        tuned=False,  # which profile is the engine's depends on the number of threads
     )
-    return engine, settle_threads(engine, options.threads)
+    choice = settle_threads(engine, options.threads)
+    engine.use_profile(profile.find(engine.profile_key) if tuned else None)
+    return engine, choice
+
+
+@contextlib.contextmanager
+def remembering(engine: Engine, path: Path | None) -> Iterator[None]:
+    """Guess from what a file says earlier runs learned, and add this run to it, however it ends."""
+    if path is None:
+        yield
+        return
+    from lookahead_decoding.memory import DraftMemory
+
+    if not path.parent.is_dir():
+        raise ConfigError(f"the folder of --memory {path} does not exist; make it first")
+    size = engine.runner.vocab_size
+    engine.memory = DraftMemory.load(path, vocab_size=size) if path.exists() else DraftMemory.empty(engine.name, size)
+    try:
+        yield
+    finally:
+        engine.memory.save(path)
 
 
 def _silence_transformers() -> None:
