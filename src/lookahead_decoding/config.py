@@ -91,7 +91,8 @@ class LookaheadConfig:
             if not isinstance(getattr(self, field), bool):
                 raise ConfigError(f"{field} is true or false; got {getattr(self, field)!r}")
         self._check_sources()
-        nodes = (self.ngram - 1) * self.window
+        # A window of few columns is largest before its oldest rows have shrunk.
+        nodes = max(rows * (self.window + self.ngram - 1 - rows) for rows in range(1, self.ngram))
         if self.window and self.budget is not None and nodes > self.budget:
             raise ConfigError(
                 f"a window of {self.window} columns and ngram {self.ngram} takes {nodes} nodes per step and the budget "

@@ -157,7 +157,8 @@ class Engine:
             planned = [(session, guarded(session, functools.partial(session.plan, cost))) for session in sessions]
             growing = [(session, grower) for session, grower in planned if grower is not None]
             allot([(grower, session.config) for session, grower in growing], cost)
-            steps = [(session, grower.finish()) for session, grower in growing]
+            finished = [(session, guarded(session, grower.finish)) for session, grower in growing]
+            steps = [(session, plan) for session, plan in finished if plan is not None]
             logits = self._forward(steps)
             advances = [
                 guarded(session, functools.partial(session.commit, plan, rows))

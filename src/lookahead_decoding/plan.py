@@ -108,6 +108,7 @@ class TreeGrower:
         # (-chance, order of arrival, parent, its chance, its guesses, index of this one)
         self._heap: list[tuple[float, int, int, float, list[tuple[int, float]], int]] = []
         self._arrivals = 0
+        self._failure: Exception | None = None
         if decides and sources and max_depth > 0:
             self._expand(self.start, 1.0, [source.start() for source in sources.values()])
             self._take_known()
@@ -123,10 +124,14 @@ class TreeGrower:
         return -self._heap[0][0] if self._heap else 0.0
 
     def grow(self) -> None:
-        """Add the likeliest guess."""
+        """Add the likeliest guess. Where a source fails, the tree has no more guesses and :meth:`finish` raises."""
         self._grown.append(self.expected_tokens)
-        self._add()
-        self._take_known()
+        try:
+            self._add()
+            self._take_known()
+        except Exception as error:
+            self._failure = error
+            self._heap.clear()
 
     def undo(self) -> None:
         """Take the last guess back, for good."""
@@ -134,7 +139,9 @@ class TreeGrower:
         self.expected_tokens = self._grown.pop()
 
     def finish(self) -> StepPlan:
-        """The plan."""
+        """The plan; raises what a source raised meanwhile."""
+        if self._failure is not None:
+            raise self._failure
         tree = self.tree
         if self.start < 0:
             return plan_prefill(tree.tokens)
