@@ -1,4 +1,4 @@
-"""Packed bf16 weights: the same numbers, followed when they change, and the user's model untouched."""
+"""Packed weights: the same numbers, followed when they change, and the user's model untouched."""
 
 from __future__ import annotations
 
@@ -12,30 +12,60 @@ from lookahead_decoding.packing import PackedLinear, pack_linears, should_pack
 from zoo import tiny
 
 pytestmark = pytest.mark.skipif(
-    not torch.backends.mkldnn.is_available() or not torch.ops.mkldnn._is_mkldnn_bf16_supported(),
-    reason="this CPU or this build of torch has no bf16 matrix instructions",
+    not torch.backends.mkldnn.is_available() or torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"),
+    reason="this CPU or this build of torch has no layout of its own",
+)
+BOTH = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+NATIVE = pytest.mark.parametrize(
+    "native",
+    [
+        False,
+        pytest.param(
+            True,
+            marks=pytest.mark.skipif(
+                not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this CPU has no bf16 instructions"
+            ),
+        ),
+    ],
 )
 
 
+@NATIVE
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("rows", [1, 7, 64])
-def test_a_packed_layer_computes_what_the_layer_computes(rows: int, bias: bool) -> None:
+@pytest.mark.parametrize("rows", [1, 2, 7, 64])
+@BOTH
+def test_a_packed_layer_computes_what_the_layer_computes(
+    dtype: torch.dtype, rows: int, bias: bool, native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lookahead_decoding.packing._has_bf16", lambda: native)
     torch.manual_seed(0)
-    linear = nn.Linear(96, 40, bias=bias, dtype=torch.bfloat16)
+    linear = nn.Linear(96, 40, bias=bias, dtype=dtype)
     packed = PackedLinear(linear)
-    input = torch.randn(1, rows, 96).bfloat16()
+    input = torch.randn(1, rows, 96).to(dtype)
+    tolerance = 1e-2 if dtype == torch.bfloat16 else 1e-5
     with torch.inference_mode():
         exact = input.double() @ linear.weight.double().T + (linear.bias.double() if bias else 0)
-        assert packed(input).dtype == torch.bfloat16
-        torch.testing.assert_close(packed(input).double(), exact, rtol=1e-2, atol=1e-2)
+        assert packed(input).dtype == dtype
+        torch.testing.assert_close(packed(input).double(), exact, rtol=tolerance, atol=tolerance)
         wrong = packed(input.roll(1, dims=-1)).double()
         assert (wrong - exact).abs().max() > 0.1
 
 
-def test_a_changed_weight_is_packed_again() -> None:
-    linear = nn.Linear(32, 16, bias=False, dtype=torch.bfloat16)
+def test_a_bf16_weight_packed_as_float32_rounds_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lookahead_decoding.packing._has_bf16", lambda: False)
+    torch.manual_seed(0)
+    linear = nn.Linear(96, 40, dtype=torch.bfloat16)
+    input = torch.randn(5, 96).bfloat16()
+    with torch.inference_mode():
+        exact = input.double() @ linear.weight.double().T + linear.bias.double()
+        assert (PackedLinear(linear)(input) == exact.bfloat16()).float().mean() > 0.98
+
+
+@BOTH
+def test_a_changed_weight_is_packed_again(dtype: torch.dtype) -> None:
+    linear = nn.Linear(32, 16, bias=False, dtype=dtype)
     packed = PackedLinear(linear)
-    input = torch.ones(1, 3, 32, dtype=torch.bfloat16)
+    input = torch.ones(1, 3, 32, dtype=dtype)
     with torch.inference_mode():
         before = packed(input).clone()
     with torch.no_grad():
@@ -47,8 +77,9 @@ def test_a_changed_weight_is_packed_again() -> None:
         assert torch.equal(packed(input), before * 4)
 
 
-def test_an_engine_packs_bf16_weights_and_leaves_the_model_as_it_was() -> None:
-    model = tiny("llama", dtype=torch.bfloat16)
+@BOTH
+def test_an_engine_packs_weights_and_leaves_the_model_as_it_was(dtype: torch.dtype) -> None:
+    model = tiny("llama", dtype=dtype)
     kinds = [type(module) for module in model.modules()]
     engine = Engine(model)
     assert engine.runner.packs_weights
@@ -74,7 +105,7 @@ def test_packed_logits_are_as_near_to_fp32_as_unpacked_ones() -> None:
 
 
 def test_other_dtypes_and_layers_with_hooks_are_left_alone() -> None:
-    assert not should_pack(tiny("llama"))
+    assert not should_pack(tiny("llama", dtype=torch.float64))
     model = tiny("llama", dtype=torch.bfloat16)
     model.lm_head.register_forward_hook(lambda *_: None)
     view = Engine(model).runner._view.model
@@ -86,3 +117,13 @@ def test_weights_are_not_packed_where_there_is_little_room(monkeypatch: pytest.M
     assert should_pack(model)
     monkeypatch.setattr("lookahead_decoding.packing.free_memory", lambda _: 1000)
     assert not should_pack(model)
+
+
+def test_room_is_for_what_the_packed_copies_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lookahead_decoding.packing._has_bf16", lambda: False)
+    model = tiny("llama", dtype=torch.bfloat16)
+    linears = {id(layer.weight): layer.weight for layer in model.modules() if isinstance(layer, nn.Linear)}
+    floats = sum(weight.numel() for weight in linears.values())
+    for room, packs in ((13 * floats, True), (11 * floats, False)):  # three copies of four bytes each
+        monkeypatch.setattr("lookahead_decoding.packing.free_memory", lambda _, room=room: room)
+        assert should_pack(model) == packs

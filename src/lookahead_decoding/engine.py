@@ -50,8 +50,8 @@ class Engine:
         tokenizer: its tokenizer; without one, prompts and completions are token ids.
         lookahead: a preset's name, a dict of :class:`LookaheadConfig` fields, or a config.
         attention: ``auto``, ``packed`` or ``masked``.
-        pack_weights: multiply by packed copies of bf16 weights on a CPU, which take as much memory again; None is
-            where that is faster and there is plenty of room.
+        pack_weights: multiply by packed copies of the weights on a CPU, which take as much memory again (twice as much
+            for bf16 on a CPU without its instructions); None is where that is faster and there is plenty of room.
         retained_bytes: how much K/V of finished sessions is kept for prompts that begin alike.
         tuned: go by what ``lookahead tune`` measured of this model on this machine, if it was run: the step times, and
             its fields in place of the preset ``default``.

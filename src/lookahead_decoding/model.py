@@ -83,7 +83,7 @@ class ModelRunner:
     Args:
         model: a Transformers causal LM in evaluation mode; it is not changed.
         attention: ``auto``, ``packed`` or ``masked``.
-        pack_weights: multiply by packed copies of bf16 weights on a CPU; None is where it pays and fits.
+        pack_weights: multiply by packed copies of the weights on a CPU; None is where it pays and fits.
 
     Raises:
         UnsupportedModelError: a layer type that keeps no attention cache, or wrong logits in the probe.
