@@ -46,7 +46,7 @@ class Completion:
         sampling: the options that were used, defaults resolved.
         statistics: steps, acceptance, seconds.
         config: how it guessed.
-        kv_bytes, pool_bytes: memory of the KV cache and of the n-gram pools at the end.
+        kv_bytes, pool_bytes: memory of the KV cache, and of what the draft sources remember, at the end.
     """
 
     text: str

@@ -99,12 +99,16 @@ def write(path: str | Path, parts: Sequence[Part], vocabulary: Vocabulary | None
         raise ValueError(f"the header takes {len(header)} bytes; use a shorter name for the model")
     body = [_little_endian(arrays[name]).tobytes() for kind, _, arrays in parts for name in _ARRAYS[kind]]
     data = b"".join([_MAGIC, _uint32(_VERSION), _uint32(len(header)), header, *body])
+    write_whole(path, data + _uint32(zlib.crc32(data)))
+
+
+def write_whole(path: str | Path, data: bytes) -> None:
+    """Put a file in place of an earlier one: all of it or nothing, readable by its owner alone."""
     target = os.path.realpath(path)
     descriptor, temporary = tempfile.mkstemp(prefix=".lookahead-", dir=os.path.dirname(target))  # its mode is 0600
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
-            file.write(_uint32(zlib.crc32(data)))
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, target)

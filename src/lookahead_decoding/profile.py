@@ -12,10 +12,8 @@ import hashlib
 import json
 import logging
 import math
-import os
 import platform
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
@@ -29,6 +27,7 @@ from transformers import PreTrainedModel
 from lookahead_decoding import __version__
 from lookahead_decoding.config import BUILTIN_SOURCES, LookaheadConfig
 from lookahead_decoding.errors import ConfigError, FileFormatError
+from lookahead_decoding.fileformat import write_whole
 from lookahead_decoding.gguf import cache_dir
 from lookahead_decoding.pretrained import gist
 
@@ -349,7 +348,7 @@ def _warn_once(message: str) -> None:
 
 
 def save(profile: Profile) -> Path:
-    """Store a profile in place of an earlier one: all of it or nothing, readable by its owner alone.
+    """Store a profile in place of an earlier one, see :func:`lookahead_decoding.fileformat.write_whole`.
 
     Raises:
         ConfigError: there is no cache folder, or it cannot be written.
@@ -357,16 +356,7 @@ def save(profile: Profile) -> Path:
     path = path_of(profile.key)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, staged = tempfile.mkstemp(prefix=f".{path.stem}-", dir=path.parent)  # has mode 0600
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                stream.write(json.dumps(profile.to_dict(), indent=1) + "\n")
-                stream.flush()
-                os.fsync(stream.fileno())
-            os.replace(staged, path)
-        except BaseException:
-            os.unlink(staged)
-            raise
+        write_whole(path, (json.dumps(profile.to_dict(), indent=1) + "\n").encode())
     except OSError as error:
         raise ConfigError(
             f"the profile cannot be stored in {str(path.parent)!r} ({gist(error)}); set LOOKAHEAD_CACHE to a folder "

@@ -27,6 +27,8 @@ _SHOWN_OF_PRESETS = (
     "ngram",
     "guesses",
     "sources",
+    "budget",
+    "adaptive",
     "verify_window",
     "keep_bonus",
     "verify_during_warmup",
