@@ -41,7 +41,10 @@ def main() -> None:
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     engine = Engine.from_pretrained(
-        arguments.model, dtype=arguments.dtype, lookahead={"budget": arguments.budget, "adaptive": False}
+        arguments.model,
+        dtype=arguments.dtype,
+        lookahead={"budget": arguments.budget, "adaptive": False},
+        tuned=False,
     )
     options = {"max_new_tokens": arguments.max_new_tokens, "temperature": 0}
     totals = {"without": DecodingStatistics(), "with": DecodingStatistics()}

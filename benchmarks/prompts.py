@@ -27,13 +27,13 @@ _TASKS: dict[str, Callable[[Mapping[str, Any]], Messages]] = {
 TASKS = tuple(_TASKS)
 
 
-def load_prompts(task: str, path: Path, stride: int, category: str | None = None) -> list[Messages]:
+def load_prompts(task: str, path: Path, stride: int, category: str | None = None, start: int = 0) -> list[Messages]:
     """Every ``stride``-th row of a JSON-lines file (optionally .gz), of one category, as the task asks it."""
     opener = gzip.open if path.suffix == ".gz" else open
     with opener(path, "rt", encoding="utf-8") as file:
         rows = [json.loads(line) for line in file if line.strip()]
     rows = [row for row in rows if category is None or row["category"] == category]
-    return [_TASKS[task](row) for row in rows[::stride]]
+    return [_TASKS[task](row) for row in rows[start::stride]]
 
 
 _SYLLABLES = [consonant + vowel for consonant in "bcdfghjklmnprstvwxz" for vowel in "aeiou"]

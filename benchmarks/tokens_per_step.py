@@ -6,6 +6,8 @@
 With ``--along-plain FILE`` every configuration is walked along the text of plain decoding, so that a tie between
 two tokens in bf16 does not give one of them another, harder text; FILE keeps these texts.
 
+With ``--warm`` the rows behind those measured are answered first, and what was learned of them is a draft memory.
+
 Totals are total tokens over total steps; a step is a forward pass that decides at least one token. The median
 over prompts stands beside them, for some outputs of small models loop and loops are easy to guess (their
 share is printed as well). Prints one JSON line per configuration.
@@ -23,7 +25,7 @@ import torch
 from prompts import TASKS, Messages, load_prompts
 from torch import Tensor
 
-from lookahead_decoding import Engine, LookaheadConfig
+from lookahead_decoding import DraftMemory, Engine, LookaheadConfig
 from lookahead_decoding.config import as_config
 from lookahead_decoding.request import resolve
 from lookahead_decoding.sampling import TokenDrawer
@@ -100,6 +102,7 @@ def main() -> None:
     parser.add_argument("--category", help="of Spec-Bench")
     parser.add_argument("--along-plain", type=Path, metavar="FILE")
     parser.add_argument("--blind", action="store_true", help="sample without looking at the noise while guessing")
+    parser.add_argument("--warm", action="store_true", help="begin with what the next row of each stride has taught")
     parser.add_argument("--model")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--max-new-tokens", type=int, default=192)
@@ -115,8 +118,9 @@ def main() -> None:
 
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-    engine = Engine.from_pretrained(arguments.model, dtype=arguments.dtype)
+    engine = Engine.from_pretrained(arguments.model, dtype=arguments.dtype, tuned=False)
     prompts = load_prompts(arguments.task, arguments.data, arguments.stride, arguments.category)
+    others = load_prompts(arguments.task, arguments.data, arguments.stride, arguments.category, start=1)
     texts = None
     if arguments.along_plain:
         texts = plain_texts(engine, prompts, arguments.max_new_tokens, arguments.along_plain)
@@ -126,6 +130,12 @@ def main() -> None:
     for text in arguments.lookahead or ["paper", "default"]:
         config = parse_lookahead(text)
         by_seed, per_prompt, outputs = [], [], []
+        if arguments.warm:
+            engine.memory = DraftMemory.empty(engine.name, engine.runner.vocab_size)
+            for prompt in others:
+                engine.generate(
+                    prompt, lookahead=config, max_new_tokens=arguments.max_new_tokens, temperature=arguments.temperature
+                )
         for seed in range(arguments.seeds):
             total = DecodingStatistics()
             for index, prompt in enumerate(prompts):
@@ -166,6 +176,7 @@ def main() -> None:
             "temperature": arguments.temperature,
             "top_p": arguments.top_p,
             "blind": arguments.blind,
+            "warm": arguments.warm,
             "repetition_penalty": arguments.repetition_penalty,
         }
         print(json.dumps(line), flush=True)

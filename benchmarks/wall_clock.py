@@ -91,7 +91,7 @@ def main() -> None:
 
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-    engine = Engine.from_pretrained(arguments.model, dtype=arguments.dtype)
+    engine = Engine.from_pretrained(arguments.model, dtype=arguments.dtype, tuned=False)
     if arguments.task == RANDOM_WORDS:
         prompts = random_words(12)
     else:
