@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from lookahead_decoding.config import BUILTIN_SOURCES, LookaheadConfig
 from lookahead_decoding.draft import ChainSource, DraftSource, Observation, load_source
 from lookahead_decoding.errors import ConfigError
+from lookahead_decoding.memory import DraftMemory
 from lookahead_decoding.recycle import Successors
 from lookahead_decoding.sources import PromptNgrams, Recycled, Suffix, WindowNgrams
 from lookahead_decoding.tree import TokenTree
@@ -141,6 +142,18 @@ def test_window_ngrams_learn_nothing_from_the_text() -> None:
     source = WindowNgrams(LookaheadConfig(ngram=3))
     source.extend([5, 6, 7, 5])
     assert list(source.propose()) == []
+
+
+def test_a_window_of_another_length_takes_nothing_from_a_memory() -> None:
+    memory = DraftMemory.empty("model", 100)
+    for ngram in (3, 4, 3):
+        source = WindowNgrams(LookaheadConfig(ngram=ngram))
+        source.recall(memory)
+        source.learn([(6, tuple(range(1, ngram)))])
+        source.teach(memory)
+        assert memory.ngrams is not None
+        assert memory.ngrams.ngram == 3
+        assert list(memory.ngrams.get(6)) == [(1, 2)]
 
 
 def test_a_source_counts_its_memory_and_keeps_to_pool_bytes() -> None:

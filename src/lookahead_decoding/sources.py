@@ -47,9 +47,10 @@ class WindowNgrams(_PooledSource):
             self.pool.base = memory.ngrams
 
     def teach(self, memory: DraftMemory) -> None:
-        if memory.ngrams is None or memory.ngrams.ngram != self.pool.ngram:
+        if memory.ngrams is None:
             memory.ngrams = NgramPool(self.pool.ngram, self.pool.guesses, self.pool.max_bytes)
-        memory.ngrams.merge(self.pool)
+        if memory.ngrams.ngram == self.pool.ngram:  # what it holds of another length is not given up
+            memory.ngrams.merge(self.pool)
 
     def learn(self, ngrams: Iterable[tuple[int, tuple[int, ...]]]) -> None:
         for first, rest in ngrams:
