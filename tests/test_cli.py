@@ -225,6 +225,37 @@ def test_a_seed_that_has_no_use_is_mentioned(generate: Run) -> None:
     assert "seed" in generate("--seed", "7", "Hello").err
 
 
+def test_a_budget_bounds_the_steps_and_without_adapting_they_fill_it(generate: Run) -> None:
+    fixed = generate("--json", "--budget", "6", "--no-adaptive", "Hello").json
+    assert fixed["config"]["budget"] == 6
+    assert fixed["config"]["adaptive"] is False
+    assert 4 < fixed["nodes_per_step"] <= 6
+    adaptive = generate("--json", "--budget", "6", "--adaptive", "Hello").json
+    assert adaptive["nodes_per_step"] <= 6
+    assert adaptive["token_ids"] == fixed["token_ids"]
+
+
+def test_a_reference_and_a_memory_save_steps_and_change_no_token(generate: Run, tmp_path: Path) -> None:
+    steady = ("--json", "--budget", "4", "--no-adaptive", "--raw", "Hello")
+    cold = generate(*steady).json
+    reference, memory = tmp_path / "reference.txt", tmp_path / "memory"
+    reference.write_text("Hello" + cold["text"])
+    assert generate("--memory", str(memory), *steady).json["steps"] == cold["steps"]
+    for options in (("--reference", str(reference)), ("--memory", str(memory))):
+        informed = generate(*options, *steady).json
+        assert informed["token_ids"] == cold["token_ids"]
+        assert informed["steps"] < cold["steps"]
+
+
+@pytest.mark.parametrize("option", ["--reference", "--memory"])
+def test_files_that_cannot_be_read_are_named(generate: Run, tmp_path: Path, option: str) -> None:
+    for path in (tmp_path, tmp_path / "none" / "file"):
+        outcome = generate(option, str(path), "Hello")
+        assert outcome.code == 2
+        assert outcome.is_one_sentence()
+        assert str(path) in outcome.err
+
+
 def test_options_win_over_the_file_and_the_file_over_the_preset(generate: Run, tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps({"preset": "jacobi", "window": 6, "ngram": 3}))

@@ -57,7 +57,12 @@ def remembering(engine: Engine, path: Path | None) -> Iterator[None]:
     if not path.parent.is_dir():
         raise ConfigError(f"the folder of --memory {path} does not exist; make it first")
     size = engine.runner.vocab_size
-    engine.memory = DraftMemory.load(path, vocab_size=size) if path.exists() else DraftMemory.empty(engine.name, size)
+    try:
+        engine.memory = (
+            DraftMemory.load(path, vocab_size=size) if path.exists() else DraftMemory.empty(engine.name, size)
+        )
+    except OSError as error:
+        raise ConfigError(f"cannot read --memory {path}: {error.strerror}") from error
     try:
         yield
     finally:
