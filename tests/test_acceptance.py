@@ -223,3 +223,12 @@ def test_the_higher_the_temperature_the_more_likely_is_none_of_the_guesses() -> 
     chances = [chance_of(AcceptanceModel(PRIORS, temperature)) for temperature in (0.0, 0.5, 1.0)]
     assert chances == sorted(chances, reverse=True)
     assert chances[0] > chances[2]
+
+
+@pytest.mark.parametrize("temperature", [100.0, 1e6, math.inf])
+def test_no_temperature_is_too_high(temperature: float) -> None:
+    model = AcceptanceModel({"source": (3.0, 1.0)}, temperature)
+    for noise in (-5.0, 0.0, 30.0):
+        found = model.judge([("source", [(5, 0), (6, 1)])], 1, lambda _, tokens, noise=noise: [noise] * len(tokens))  # type: ignore[misc]
+        assert 0 <= sum(found.chances.values()) <= SUREST
+        model.learn(found, 5)

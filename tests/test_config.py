@@ -33,8 +33,13 @@ LIMITS = {
 }
 SWITCHES = ["adaptive", "verify_window", "keep_bonus", "verify_during_warmup"]
 
+
+def valid(**fields: Any) -> LookaheadConfig:
+    return LookaheadConfig(**fields | ({"adaptive": True} if fields["budget"] is None else {}))
+
+
 configs = st.builds(
-    LookaheadConfig,
+    valid,
     **{
         name: st.integers(least, most)
         for name, (least, most) in LIMITS.items()
@@ -104,6 +109,14 @@ def test_a_config_survives_json(config: LookaheadConfig) -> None:
     read = LookaheadConfig.from_dict(json.loads(json.dumps(config.to_dict())))
     assert read == config
     assert hash(read) == hash(config)
+
+
+def test_a_tuned_window_gives_way_to_a_budget_that_does_not_hold_it() -> None:
+    tuned = LookaheadConfig(window=7, ngram=4, budget=32)
+    assert as_config({"budget": 8}, tuned) == tuned.replace(window=0, budget=8)
+    assert as_config({"budget": 21}, tuned) == tuned.replace(budget=21)
+    with pytest.raises(ConfigError, match="takes 21 nodes"):
+        as_config({"budget": 8, "window": 7}, tuned)
 
 
 def test_to_dict_names_every_field() -> None:

@@ -121,7 +121,7 @@ def adapting(acceptance: Acceptance, measured: Seconds) -> list[Step]:
     curve = CostCurve(usual_cost("cpu", "float32"))
     return replay(
         acceptance,
-        lambda grower: share([(grower, BUDGET)], curve.at(0)),
+        lambda grower: share([(grower, BUDGET)], curve.hoped(0)),
         lambda nodes: curve.record(nodes, 0, measured(nodes)),
     )
 

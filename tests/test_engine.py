@@ -15,6 +15,7 @@ from lookahead_decoding import (
     CapacityError,
     ChainSource,
     ConfigError,
+    DraftMemory,
     DraftSource,
     Engine,
     LookaheadConfig,
@@ -226,6 +227,11 @@ class BrokenInKind(Same):
         return [(self.last, 0 if place < 2 else 1)]
 
 
+class BrokenInTokens(Same):
+    def guesses(self, place: Any) -> Sequence[tuple[int, int]]:
+        return [(10**6, 0)]
+
+
 class BrokenInObserve(Same):
     successors = 2
 
@@ -241,7 +247,8 @@ class BrokenInExtend(Same):
 
 @pytest.mark.parametrize("adaptive", [True, False])
 @pytest.mark.parametrize(
-    "broken", [BrokenAtStart, BrokenInFollow, BrokenInGuesses, BrokenInKind, BrokenInObserve, BrokenInExtend]
+    "broken",
+    [BrokenAtStart, BrokenInFollow, BrokenInGuesses, BrokenInKind, BrokenInTokens, BrokenInObserve, BrokenInExtend],
 )
 def test_a_draft_source_that_fails_ends_its_session_alone(
     model: PreTrainedModel, broken: type[DraftSource], adaptive: bool
@@ -251,7 +258,7 @@ def test_a_draft_source_that_fails_ends_its_session_alone(
     config = {"sources": [f"{__name__}:{broken.__name__}"], "adaptive": adaptive, "budget": 6}
     bad = engine.open(PROMPT, request, lookahead=config)
     good = engine.open(PROMPT, request)
-    with pytest.raises((ZeroDivisionError, IndexError)):
+    with pytest.raises((ZeroDivisionError, IndexError, ValueError)):
         engine.step([bad, good])
     assert bad.end == "error"
     assert len(good.tokens) >= 1
@@ -446,3 +453,34 @@ def test_nothing_is_decoded_when_one_prompt_of_a_list_is_wrong(model: PreTrained
     broken.register_forward_hook(lambda *_: pytest.fail("decoded"))
     with pytest.raises(ConfigError, match="got 211"):
         engine.generate([PROMPT, [211]])
+
+
+@pytest.mark.parametrize("reference", [[5, 6, -7], [5, 10**6], 5, "text"])
+def test_a_reference_that_is_none_of_the_models_text_is_refused(model: PreTrainedModel, reference: Any) -> None:
+    with pytest.raises(ConfigError, match=r"token id|tokenizer"):
+        Engine(model).generate(PROMPT, references=[reference], max_new_tokens=4)
+    with pytest.raises(ConfigError, match=r"token id|tokenizer"):
+        lookahead_decoding.generate(model, torch.tensor([PROMPT]), references=[reference], max_new_tokens=4)
+
+
+def test_a_memory_of_another_vocabulary_is_refused(model: PreTrainedModel) -> None:
+    engine = Engine(model, memory=DraftMemory.empty("other", 10**6))
+    with pytest.raises(ConfigError, match="vocabulary has 1000000 tokens"):
+        engine.generate(PROMPT, max_new_tokens=4)
+
+
+def test_a_window_that_is_left_out_does_not_silence_the_drafts(model: PreTrainedModel) -> None:
+    config = {"window": 15, "ngram": 5, "budget": 128, "verify_during_warmup": False}
+    engine = Engine(model)
+    engine.costs.hoped = lambda _: lambda nodes: 1 + 0.05 * nodes  # type: ignore[method-assign]
+    completion = engine.generate(PROMPT * 4, lookahead=config, max_new_tokens=60, temperature=0, eos_token_id=None)
+    assert completion.statistics.accepted_by_source["suffix"] > 0
+
+
+def test_plain_decoding_is_never_said_to_be_faster_than_itself_in_company(model: PreTrainedModel) -> None:
+    engine = Engine(model, lookahead="plain")
+    completions = engine.generate(
+        [PROMPT, PROMPT * 50], max_new_tokens=20, lookahead={"preset": "plain", "prefill_chunk": 16}
+    )
+    for completion in completions:
+        assert completion.statistics.estimated_speedup == pytest.approx(1.0)

@@ -7,6 +7,7 @@ import itertools
 import random
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -253,3 +254,22 @@ def test_memory_is_what_is_claimed_within_a_factor_of_two(name: str) -> None:
             tracemalloc.stop()
         assert real <= automaton.nbytes + OWN_BYTES
         assert automaton.nbytes <= 2 * real
+
+
+@pytest.mark.parametrize("period", [1, 3])
+def test_a_loop_is_looked_up_in_bounded_time(period: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    automaton = automaton_of([i % period for i in range(3000)])
+    asked = 0
+
+    class Counted(list[int]):
+        def __getitem__(self, index: Any) -> Any:
+            nonlocal asked
+            asked += 1
+            return super().__getitem__(index)
+
+    monkeypatch.setattr(automaton, "_link", Counted(automaton._link))
+    place = automaton.end()
+    assert next(iter(automaton.continuations(place, 4))) == (3000 % period, place[1])
+    list(automaton.continuations(place, 4))
+    assert automaton.follow(place, 77) == (ROOT, 0)
+    assert 0 < asked < 60

@@ -24,6 +24,9 @@ _NONE_PER_TEMPERATURE = 1.3
 SUREST = 0.96
 """No guess is surer than this: a text may always turn, and small errors multiply along a path."""
 
+_HIGHEST_TEMPERATURE = 10.0
+"""Beyond it the noise alone decides, whatever the weights."""
+
 _MAX_DEPTH = 8
 _LEARNING_RATE = 0.3
 _LEAST_LEARNING_RATE = 0.03
@@ -73,6 +76,7 @@ class AcceptanceModel:
     """
 
     def __init__(self, priors: Mapping[str, Sequence[float]], temperature: float = 0.0) -> None:
+        temperature = min(temperature, _HIGHEST_TEMPERATURE)
         self._noise_weight = _NOISE_WEIGHT * temperature
         self._weights = {name: [_Weight(each) for each in prior] for name, prior in priors.items()}
         none = NONE_OF_THEM + _NONE_PER_TEMPERATURE * temperature
@@ -99,10 +103,11 @@ class AcceptanceModel:
         if gumbel is not None:
             for token, value in zip(odds, gumbel(depth, list(odds)), strict=True):
                 odds[token] += self._noise_weight * value
-        exp = math.exp
-        total = exp(self._none[min(depth, _MAX_DEPTH)].value)
+        exp, none = math.exp, self._none[min(depth, _MAX_DEPTH)].value
+        largest = max(none, *odds.values()) if odds else none
+        total = exp(none - largest)
         for token, value in odds.items():
-            odds[token] = value = exp(value)
+            odds[token] = value = exp(value - largest)
             total += value
         scale = SUREST / total
         return Candidates(evidence, {token: scale * value for token, value in odds.items()}, depth)

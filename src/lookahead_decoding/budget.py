@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from lookahead_decoding.config import LookaheadConfig
+from lookahead_decoding.config import MAX_BUDGET, LookaheadConfig
 from lookahead_decoding.plan import TreeGrower
 
 
@@ -31,7 +31,8 @@ def allot(growers: Sequence[tuple[TreeGrower, LookaheadConfig]], seconds: Callab
 
 def fill(grower: TreeGrower, budget: int | None) -> None:
     """Grow a tree to its budget, or as far as there are guesses."""
-    while grower.chance > 0 and (budget is None or grower.num_nodes < budget):
+    most = MAX_BUDGET if budget is None else budget
+    while grower.chance > 0 and grower.num_nodes < most:
         grower.grow()
 
 
@@ -121,19 +122,27 @@ class CostCurve:
             self._tables.clear()
 
     def at(self, context: int) -> Callable[[int], float]:
-        """Step time by number of nodes, at a context length.
+        """Step time by number of nodes, at a context length."""
+        return self._table(context).seconds
+
+    def hoped(self, context: int) -> Callable[[int], float]:
+        """The same, to plan a step by.
 
         Now and then growth is halved or doubled, so that a wider or a narrower step is tried: what they cost is
         known from steps alone.
         """
-        column = _class_of(context + 256)
-        table = self._tables.get(column)
-        if table is None:
-            table = self._tables[column] = _Table(self._fitted_at, self._differences(column), 2**column - 256)
+        table = self._table(context)
         trial, step = divmod(self._num_records, _TRY_EVERY)
         if step < _TRY_EVERY - 1:
             return table.seconds
         return table.halved if trial % 2 else table.doubled
+
+    def _table(self, context: int) -> _Table:
+        column = _class_of(context + 256)
+        table = self._tables.get(column)
+        if table is None:
+            table = self._tables[column] = _Table(self._fitted_at, self._differences(column), 2**column - 256)
+        return table
 
     def _differences(self, column: int) -> list[tuple[float, float, float]]:
         """``(log2 of the width, weight, log of the factor)`` by which steps differed from the fitted time."""

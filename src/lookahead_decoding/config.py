@@ -17,6 +17,7 @@ from lookahead_decoding.pool import DEFAULT_MAX_BYTES
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 DEFAULT_DTYPE = "bfloat16"
 MAX_NEW_TOKENS = 256
+MAX_BUDGET = 4096
 
 BUILTIN_SOURCES = {
     "suffix": "lookahead_decoding.sources:Suffix",
@@ -74,7 +75,7 @@ class LookaheadConfig:
 
     def __post_init__(self) -> None:
         for field, least, most in (
-            *((("budget", 1, 4096),) if self.budget is not None else ()),
+            *((("budget", 1, MAX_BUDGET),) if self.budget is not None else ()),
             ("window", 0, 1024),
             ("ngram", 2, 64),
             ("guesses", 0, 1024),
@@ -91,12 +92,10 @@ class LookaheadConfig:
             if not isinstance(getattr(self, field), bool):
                 raise ConfigError(f"{field} is true or false; got {getattr(self, field)!r}")
         self._check_sources()
-        # A window of few columns is largest before its oldest rows have shrunk.
-        nodes = max(rows * (self.window + self.ngram - 1 - rows) for rows in range(1, self.ngram))
-        if self.window and self.budget is not None and nodes > self.budget:
+        if self.window and self.budget is not None and self.window_nodes > self.budget:
             raise ConfigError(
-                f"a window of {self.window} columns and ngram {self.ngram} takes {nodes} nodes per step and the budget "
-                f"is {self.budget}; give a larger budget, null for no bound, or a smaller window"
+                f"a window of {self.window} columns and ngram {self.ngram} takes {self.window_nodes} nodes per step "
+                f"and the budget is {self.budget}; give a larger budget, null for no bound, or a smaller window"
             )
         endless = [name for name in _ENDLESS if name in self.sources and self.guesses]
         if self.budget is None and not self.adaptive and endless:
@@ -119,6 +118,14 @@ class LookaheadConfig:
         if len(set(sources)) < len(sources):
             raise ConfigError(f"each draft source is named once; got {', '.join(sources)}")
         object.__setattr__(self, "sources", tuple(sources))
+
+    @property
+    def window_nodes(self) -> int:
+        """Nodes of a step that the window takes, the last accepted token included; 0 without a window."""
+        if not self.window:
+            return 0
+        # One of few columns is largest before its oldest rows have shrunk.
+        return max(rows * (self.window + self.ngram - 1 - rows) for rows in range(1, self.ngram))
 
     @property
     def is_plain(self) -> bool:
@@ -222,6 +229,8 @@ def as_config(
             fields = {name: value for name, value in lookahead.items() if name != "preset"}
             if fields.keys() & {"window", "ngram"}:  # a tuned budget is for the tuned window
                 fields.setdefault("budget", LookaheadConfig.budget)
+            elif isinstance(budget := fields.get("budget"), int) and budget < base.window_nodes:
+                fields["window"] = 0  # and a tuned window for a budget that holds it
             return base.replace(**fields)
         return LookaheadConfig.from_dict(lookahead)
     raise ConfigError(f"lookahead is a preset's name, a dict or a LookaheadConfig; got {type(lookahead).__name__}")

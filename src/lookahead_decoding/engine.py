@@ -141,7 +141,7 @@ class Engine:
             raise ValueError("a session takes part in a step once, and not after its end")
         begun = time.perf_counter()
         context = sum(session.store.length for session in sessions) // max(1, len(sessions))
-        cost = self.costs.at(context)
+        cost, hoped = self.costs.at(context), self.costs.hoped(context)
         undecided = [session for session in sessions if session.statistics.steps == 0]
         failures: list[Exception] = []
 
@@ -154,9 +154,9 @@ class Engine:
                 return None
 
         with torch.inference_mode():
-            planned = [(session, guarded(session, functools.partial(session.plan, cost))) for session in sessions]
+            planned = [(session, guarded(session, functools.partial(session.plan, hoped))) for session in sessions]
             growing = [(session, grower) for session, grower in planned if grower is not None]
-            allot([(grower, session.config) for session, grower in growing], cost)
+            allot([(grower, session.config) for session, grower in growing], hoped)
             finished = [(session, guarded(session, grower.finish)) for session, grower in growing]
             steps = [(session, plan) for session, plan in finished if plan is not None]
             logits = self._forward(steps)
@@ -166,11 +166,12 @@ class Engine:
             ]
         seconds = time.perf_counter() - begun
         nodes = sum(len(plan.tree) for _, plan in steps)
+        trunks = sum(plan.start + 1 if plan.decides else len(plan.tree) for _, plan in steps)
         if steps and not undecided:
             self.costs.record(nodes, context, seconds)
         for session in sessions:
             prefill = session in undecided
-            session.statistics.add_time(seconds, prefill=prefill, cost=cost(nodes), plain_cost=cost(len(steps)))
+            session.statistics.add_time(seconds, prefill=prefill, cost=cost(nodes), plain_cost=cost(trunks))
         if failures:
             raise failures[0]
         return [advance for advance in advances if advance is not None]
@@ -237,6 +238,11 @@ class Engine:
             CapacityError: the KV cache for it does not fit into memory.
         """
         config = self.config if lookahead is None else self.configured(lookahead)
+        if self.memory is not None and self.memory.vocab_size != self.runner.vocab_size:
+            raise ConfigError(
+                f"the memory is for {self.memory.model!r}, whose vocabulary has {self.memory.vocab_size} tokens, and "
+                f"this model's has {self.runner.vocab_size}; give one that was learned with this model"
+            )
         text = None
         if self.tokenizer is not None:
             text = TextStream(IncrementalDetokenizer(self.tokenizer), stop_strings)
@@ -405,5 +411,5 @@ class Engine:
             generator=generator,
             max_length=context,
             stop_strings=stop_strings,
-            references=[encode_reference(reference, self.tokenizer) for reference in references],
+            references=[encode_reference(each, self.tokenizer, self.runner.vocab_size) for each in references],
         )

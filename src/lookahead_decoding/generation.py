@@ -14,6 +14,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from lookahead_decoding.budget import CostCurve
 from lookahead_decoding.config import LookaheadConfig
 from lookahead_decoding.engine import Engine
+from lookahead_decoding.prompts import encode_reference
 from lookahead_decoding.request import Request, resolve
 
 _costs: weakref.WeakKeyDictionary[PreTrainedModel, CostCurve] = weakref.WeakKeyDictionary()
@@ -66,7 +67,8 @@ def _decode(
     engine: Engine, request: Request, streamer: Any, references: Sequence[Sequence[int]]
 ) -> Tensor | GenerateDecoderOnlyOutput:
     ids = request.input_ids
-    session = engine.open(ids[0].tolist(), request, references=references)
+    known = [encode_reference(reference, None, engine.runner.vocab_size) for reference in references]
+    session = engine.open(ids[0].tolist(), request, references=known)
     for _, advance in engine.run([session]):
         if streamer is not None:
             for token in advance.tokens:

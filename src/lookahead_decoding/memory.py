@@ -39,7 +39,7 @@ class DraftMemory:
             )
         if other.ngrams is not None:
             if self.ngrams is None:
-                self.ngrams = NgramPool(other.ngrams.ngram, other.ngrams.guesses, other.ngrams.max_bytes)
+                self.ngrams = NgramPool(other.ngrams.ngram, other.ngrams.guesses, self.successors.max_bytes)
             self.ngrams.merge(other.ngrams)
         self.successors.merge(other.successors)
 

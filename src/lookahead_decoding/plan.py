@@ -74,6 +74,7 @@ class TreeGrower:
         verify_window: whether the walk may step on its tokens.
         read_all: read every node's logits, for sources that want to see what follows each.
         decides: False for a prefill chunk that ends before the prompt does.
+        vocab_size: V; a source that names another token fails.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class TreeGrower:
         verify_window: bool = True,
         read_all: bool = False,
         decides: bool = True,
+        vocab_size: int = 2**31,
     ) -> None:
         self.tree = TokenTree.chain(trunk)
         self.start = len(self.tree) - 1 if decides else -1
@@ -100,6 +102,7 @@ class TreeGrower:
         self._window_nodes: Sequence[int] = ()
         self._verifies_window = verify_window
         self._reads_all = read_all
+        self._vocab_size = vocab_size
         if window is not None:
             self._window_nodes, self._newest = window.add_to(self.tree, self.start)
         self._candidates: dict[int, Candidates] = {}
@@ -171,6 +174,9 @@ class TreeGrower:
         negative, _, parent, parents_chance, guesses, index = heapq.heappop(self._heap)
         self._push(parent, parents_chance, guesses, index + 1)
         token = guesses[index][0]
+        if not 0 <= token < self._vocab_size:
+            names = " and ".join(self._candidates[parent].sources(token))
+            raise ValueError(f"{names} named the token {token}, and the model's are 0 to {self._vocab_size - 1}")
         node = self.tree.add(parent, token)
         self.expected_tokens -= negative
         if self.tree.depths[node] - self.tree.depths[self.start] < self._max_depth:

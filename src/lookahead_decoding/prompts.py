@@ -47,20 +47,30 @@ def encode(prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None, vocab_size
         ids = list(prompt)
     if not ids:
         raise ConfigError("the prompt is empty; give at least one token")
+    return _checked(ids, vocab_size)
+
+
+def _checked(ids: list[int], vocab_size: int) -> list[int]:
     for token in ids:
         if not isinstance(token, int) or not 0 <= token < vocab_size:
             raise ConfigError(f"a token id is a whole number below {vocab_size}; got {token!r}")
     return ids
 
 
-def encode_reference(reference: str | Sequence[int], tokenizer: PreTrainedTokenizerBase | None) -> list[int]:
+def encode_reference(
+    reference: str | Sequence[int], tokenizer: PreTrainedTokenizerBase | None, vocab_size: int
+) -> list[int]:
     """Token ids of text that is expected inside an answer: no template, no special tokens.
 
     Raises:
-        ConfigError: it is text and there is no tokenizer.
+        ConfigError: it is text and there is no tokenizer, or it has token ids that the model does not.
     """
     if not isinstance(reference, str):
-        return list(reference)
+        try:
+            ids = list(reference)
+        except TypeError:
+            raise ConfigError(f"a reference is text or a list of token ids; got {reference!r}") from None
+        return _checked(ids, vocab_size)
     if tokenizer is None:
         raise ConfigError("without a tokenizer a reference is a list of token ids")
     return list(tokenizer(reference, add_special_tokens=False)["input_ids"])

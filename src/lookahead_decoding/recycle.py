@@ -20,7 +20,7 @@ NUM_BUCKETS = 13
 
 _PARAMETERS = {"longest": ORDERS[0], "buckets": NUM_BUCKETS}
 _MAX_ROW = 64
-"""Successors in a row that is saved, so that a row in a file is never larger than it claims here."""
+"""Successors in a row, so that one in a file is never larger than it claims here."""
 
 # CPython sizes, measured with tracemalloc (see tests/test_recycle.py): a row is an array, bytes and a tuple, an
 # entry a key tuple with its ints and a place in an OrderedDict.
@@ -73,6 +73,7 @@ class SuccessorTable:
 
     def put(self, context: Sequence[int], row: Successors) -> None:
         """Remember what follows ``context``, under as many of its last tokens as :data:`ORDERS` say."""
+        row = Successors(row.tokens[:_MAX_ROW], row.buckets[:_MAX_ROW])
         self._remember([(tuple(context[-order:]), row) for order in ORDERS if order <= len(context)])
 
     def get(self, context: Sequence[int]) -> Iterator[tuple[int, Successors]]:

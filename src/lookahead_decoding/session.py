@@ -152,10 +152,10 @@ class Session:
         max_length = self.stop.max_length
         left = UNBOUNDED if max_length is None else max_length - len(self._ids)
         if window is not None:
-            if not (window.is_warm or config.verify_during_warmup):
-                sources = {}
             if not decides or window.depth > deepest or not self._window_pays(window.num_guesses, cost):
                 window = None
+            elif not (window.is_warm or config.verify_during_warmup):
+                sources = {}
         return TreeGrower(
             pending if decides else pending[: config.prefill_chunk],
             sources,
@@ -166,6 +166,7 @@ class Session:
             verify_window=config.verify_window,
             read_all=self._successors > 0,
             decides=decides,
+            vocab_size=self._runner.vocab_size,
         )
 
     def commit(self, plan: StepPlan, logits: Tensor) -> Advance:

@@ -48,7 +48,7 @@ class WindowNgrams(_PooledSource):
 
     def teach(self, memory: DraftMemory) -> None:
         if memory.ngrams is None:
-            memory.ngrams = NgramPool(self.pool.ngram, self.pool.guesses, self.pool.max_bytes)
+            memory.ngrams = NgramPool(self.pool.ngram, self.pool.guesses, memory.successors.max_bytes)
         if memory.ngrams.ngram == self.pool.ngram:  # what it holds of another length is not given up
             memory.ngrams.merge(self.pool)
 

@@ -69,12 +69,15 @@ class SuffixAutomaton:
     def follow(self, place: Place, token: int) -> Place:
         """Where a context leads with one more token: its longest suffix, ``token`` included, that occurred."""
         state, length = place
-        while token not in self._next[state]:
-            if state == ROOT:
-                return ROOT, 0
+        for _ in range(_MAX_LINKS):
+            if token in self._next[state] or state == ROOT:
+                break
             state = self._link[state]
             length = self._length[state]
-        return self._next[state][token], length + 1
+        else:
+            state, length = ROOT, 0
+        following = self._next[state].get(token)
+        return (ROOT, 0) if following is None else (following, length + 1)
 
     def continuations(self, place: Place, count: int) -> Iterator[tuple[int, int]]:
         """What followed a context: at most ``count`` tokens, each with the length of the context it followed.
@@ -83,7 +86,9 @@ class SuffixAutomaton:
         """
         state, length = place
         known: set[int] = set()
-        while state != ROOT:
+        for _ in range(_MAX_LINKS):
+            if state == ROOT or len(known) == count:
+                return
             following = self._next[state]
             recent: Iterable[int] = following
             if len(following) > 1:
