@@ -65,5 +65,5 @@ SAMPLED=("$PYTHON" tokens_per_step.py "${MT_BENCH[@]}" --stride 10 --seeds 3)
   "$PYTHON" tokens_per_step.py "${MT_BENCH[@]}" --stride 10 $(fixed 32)
   "$PYTHON" tokens_per_step.py "${MT_BENCH[@]}" --stride 10 --warm $(fixed 32)
 } > "$OUT/memory.jsonl"
-"$PYTHON" exactness.py "$DATA/mt_bench_question.jsonl" --stride 8 --lookahead default --lookahead paper \
+"$PYTHON" exactness.py "$DATA/mt_bench_question.jsonl" --stride 16 --lookahead default --lookahead paper \
   > "$OUT/exactness.jsonl"
