@@ -11,7 +11,7 @@ import torch
 import transformers as hf
 
 import lookahead_decoding
-from lookahead_decoding import ConfigError, Engine, UnsupportedModelError
+from lookahead_decoding import ConfigError, Engine, UnsupportedModelError, generation
 from lookahead_decoding.model import ModelRunner
 from lookahead_decoding.view import view_of
 from zoo import CONFIGS, VOCAB, tiny
@@ -160,3 +160,14 @@ def test_lookahead_gives_the_tokens_of_generate(name: str) -> None:
         torch.manual_seed(0)
         found = lookahead_decoding.generate(model, prompt, max_new_tokens=24, **options)
         assert torch.equal(found, expected)
+
+
+def test_step_times_are_kept_for_the_dtype_and_the_threads_they_were_measured_with() -> None:
+    model = tiny("llama")
+    prompt = torch.tensor([[5, 6, 7, 8]])
+    lookahead_decoding.generate(model, prompt, max_new_tokens=8)
+    (first,) = generation._costs[model].values()
+    lookahead_decoding.generate(model, prompt, max_new_tokens=8)
+    assert list(generation._costs[model].values()) == [first]
+    lookahead_decoding.generate(model.double(), prompt, max_new_tokens=8)
+    assert len(generation._costs[model]) == 2

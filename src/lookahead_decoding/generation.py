@@ -14,11 +14,12 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from lookahead_decoding.budget import CostCurve
 from lookahead_decoding.config import LookaheadConfig
 from lookahead_decoding.engine import Engine
+from lookahead_decoding.profile import ProfileKey
 from lookahead_decoding.prompts import encode_reference
 from lookahead_decoding.request import Request, resolve
 
-_costs: weakref.WeakKeyDictionary[PreTrainedModel, CostCurve] = weakref.WeakKeyDictionary()
-"""The step times that earlier calls with a model measured."""
+_costs: weakref.WeakKeyDictionary[PreTrainedModel, dict[ProfileKey, CostCurve]] = weakref.WeakKeyDictionary()
+"""The step times that earlier calls with a model measured, by dtype, device and threads."""
 
 
 def generate(
@@ -52,7 +53,7 @@ def generate(
     training = model.training
     try:
         engine = Engine(model, lookahead=lookahead, pack_weights=False, retained_bytes=0)
-        engine.costs = _costs.setdefault(model, engine.costs)
+        engine.costs = _costs.setdefault(model, {}).setdefault(engine.profile_key, engine.costs)
         return _decode(
             engine,
             resolve(model, inputs, tokenizer=tokenizer, streamer=streamer, **generate_kwargs),

@@ -34,7 +34,10 @@ _TOLERANCE_HALF = 0.3
 _PARENTS = (-1, 0, 0, 1, 2, 2)
 _KEPT = (0, 2, 5)
 
-_results: WeakKeyDictionary[PreTrainedModel, dict[str, tuple[CacheSpec, str]]] = WeakKeyDictionary()
+_Key = tuple[str, torch.dtype, torch.device]
+"""The backend that was asked for, and what the model can be moved to."""
+
+_results: WeakKeyDictionary[PreTrainedModel, dict[_Key, tuple[CacheSpec, str]]] = WeakKeyDictionary()
 
 
 def probe(runner: ModelRunner, attention: str) -> tuple[CacheSpec, str]:
@@ -48,9 +51,10 @@ def probe(runner: ModelRunner, attention: str) -> tuple[CacheSpec, str]:
         UnsupportedModelError: none is; the message says what each did.
     """
     known = _results.setdefault(runner.model, {})
-    if attention not in known:
-        known[attention] = _run(runner, ATTENTION_BACKENDS if attention == "auto" else (attention,))
-    return known[attention]
+    key = attention, runner.model.dtype, runner.device
+    if key not in known:
+        known[key] = _run(runner, ATTENTION_BACKENDS if attention == "auto" else (attention,))
+    return known[key]
 
 
 def _run(runner: ModelRunner, backends: Sequence[str]) -> tuple[CacheSpec, str]:
