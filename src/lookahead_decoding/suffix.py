@@ -3,6 +3,7 @@
 The online construction of Blumer et al. (1985): every state is a class of substrings that end at the same
 positions, a transition reads one token, and a state's link leads to its longest suffix that ends at more
 positions. Adding a token costs amortised constant time, so a long text costs no more per token than a short one.
+A lookup follows a bounded number of links.
 """
 
 from __future__ import annotations

@@ -118,16 +118,19 @@ def tune(
             max_new_tokens=max_new_tokens,
             progress=report,
         )
-    stored = "nothing is stored (--dry-run)" if dry_run else f"stored in {profile.save(tuning.profile)}"
+    # What took minutes to measure is shown before anything can go wrong with storing it.
     if as_json:
         print(json.dumps(tuning.profile.to_dict()))
-        note(stored)
     else:
         _show(tuning)
-        print(stored)
-        print(how_to_guess(tuning.profile.fields))
     if plot is not None:
         _draw(tuning.profile, plot)
+    stored = "nothing is stored (--dry-run)" if dry_run else f"stored in {profile.save(tuning.profile)}"
+    if as_json:
+        note(stored)
+    else:
+        print(stored)
+        print(how_to_guess(tuning.profile.fields))
     return 0
 
 
