@@ -101,7 +101,9 @@ def replay(acceptance: Acceptance, grow: Callable[[TreeGrower], None], done: Cal
         grow(grower)
         plan = grower.finish()
         depths = plan.tree.depths
-        decided = walk(plan, lambda node, at=depths: source.token(source.decided + at[node]), lambda _: None)  # type: ignore[misc]
+        (decided,) = walk(
+            [plan], lambda nodes, at=depths: [source.token(source.decided + at[nodes[0]])], lambda _: None
+        )  # type: ignore[misc]
         for node, token in zip([plan.start, *decided.path], decided.tokens, strict=True):
             if node in plan.candidates:
                 model.learn(plan.candidates[node], token)

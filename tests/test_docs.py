@@ -7,7 +7,6 @@ A fenced block may have an HTML comment right above it: ``<!-- no test: reason -
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import json
 import re
 import runpy
@@ -26,13 +25,14 @@ import typer
 from transformers import PreTrainedModel
 
 import lookahead_decoding
-from lookahead_decoding import Engine, LookaheadConfig, UnsupportedOptionError, engine
+from lookahead_decoding import Engine, LookaheadConfig, engine
 from lookahead_decoding.cli.app import app
 from lookahead_decoding.cli.options import GuessingOptions
 from lookahead_decoding.compare import Comparison
 from lookahead_decoding.completion import Completion
 from lookahead_decoding.config import PRESETS
 from model_files import save_chat_model
+from test_generate import OPTIONS, REFUSED, TRIED_APART
 from zoo import tiny
 
 ROOT = Path(__file__).parents[1]
@@ -337,113 +337,11 @@ def test_every_public_name_is_in_the_documentation() -> None:
     assert [name for name in lookahead_decoding.__all__ if not re.search(rf"`[^`\n]*\b{name}\b", pages)] == []
 
 
-# What docs/integration.md says about the options of generate()
-
-_CONFIG = transformers.GenerationConfig
-EXACT: dict[str, Any] = {
-    "max_new_tokens": 3,
-    "max_length": 20,
-    "min_new_tokens": 5,
-    "min_length": 20,
-    "max_time": 100.0,
-    "eos_token_id": [7, 150],
-    "stopping_criteria": [lambda ids, scores, **_: torch.tensor([ids.shape[1] > 18])],
-    "do_sample": True,
-    "temperature": 0.5,
-    "top_k": 3,
-    "top_p": 0.5,
-    "min_p": 0.2,
-    "typical_p": 0.5,
-    "epsilon_cutoff": 0.01,
-    "eta_cutoff": 0.01,
-    "renormalize_logits": True,
-    "repetition_penalty": 1.3,
-    "encoder_repetition_penalty": 1.3,
-    "no_repeat_ngram_size": 2,
-    "encoder_no_repeat_ngram_size": 3,
-    "bad_words_ids": [[5], [6, 7]],
-    "sequence_bias": {(5,): -4.0, (6, 7): 3.0},
-    "suppress_tokens": [5, 6],
-    "begin_suppress_tokens": [5, 6],
-    "forced_bos_token_id": 5,
-    "forced_eos_token_id": 2,
-    "exponential_decay_length_penalty": (4, 1.5),
-    "remove_invalid_values": True,
-    "watermarking_config": transformers.WatermarkingConfig(bias=2.5),
-    "prefix_allowed_tokens_fn": lambda row, ids: [(7 * int(ids[-1]) + i) % 211 for i in range(20)],
-    "logits_processor": [lambda ids, scores: scores.roll(1, dims=-1)],
-    "generation_config": _CONFIG(do_sample=True, top_k=4, max_new_tokens=15, eos_token_id=2, pad_token_id=0),
-    "streamer": None,  # these four: tests/test_exactness.py
-    "return_dict_in_generate": None,
-    "output_scores": None,
-    "output_logits": None,
-    "stop_strings": None,  # tests/test_stop_strings.py
-    "guidance_scale": 1.0,
-    "num_return_sequences": 1,
-    "attention_mask": torch.ones_like(PROMPT),
-}
-_SAMPLED = {"do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff"}
-
-REFUSED: dict[str, Any] = {
-    "num_return_sequences": 2,
-    "num_beams": 2,
-    "penalty_alpha": 0.6,
-    "prompt_lookup_num_tokens": 3,
-    "assistant_model": object(),
-    "assistant_early_exit": 1,
-    "dola_layers": "low",
-    "guidance_scale": 1.5,
-    "use_cache": False,
-    "cache_implementation": "static",
-    "output_attentions": True,
-    "output_hidden_states": True,
-    "attention_mask": torch.tensor([[0] + [1] * 11]),
-    "inputs_embeds": None,
-    "past_key_values": None,
-}
-
-
-def test_the_option_table_of_integration_lists_what_is_tried_here() -> None:
-    assert table("docs/integration.md", "### Options that work").keys() == EXACT.keys()
+def test_the_option_tables_of_integration_list_what_is_tested() -> None:
+    tried = {name for options in OPTIONS.values() for name in options} | TRIED_APART
+    assert table("docs/integration.md", "### Options that work").keys() == tried
     refused = {row.partition("=")[0] for row in table("docs/integration.md", "### Options that are refused")}
-    assert refused == REFUSED.keys()
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", [name for name, value in EXACT.items() if value is not None])
-def test_an_option_gives_what_it_gives_in_generate(model: PreTrainedModel, name: str) -> None:
-    options = {"do_sample": name in _SAMPLED, "max_new_tokens": 16, name: EXACT[name]}
-    if name == "generation_config":
-        options = {name: EXACT[name]}
-    elif name == "max_length":
-        del options["max_new_tokens"]
-    found = []
-    for generate in (model.generate, lambda *args, **kwargs: lookahead_decoding.generate(model, *args, **kwargs)):
-        torch.manual_seed(1)
-        found.append(generate(PROMPT, **options))
-    assert torch.equal(found[0], found[1])
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", REFUSED)
-def test_an_option_that_is_refused_raises(model: PreTrainedModel, name: str) -> None:
-    value = REFUSED[name]
-    inputs: tuple[torch.Tensor, ...] = (PROMPT,)
-    if name == "inputs_embeds":
-        inputs, value = (), model.get_input_embeddings()(PROMPT).detach()
-    elif name == "past_key_values":
-        value = transformers.DynamicCache(config=model.config)
-        argument = "cache" if "cache" in inspect.signature(model.forward).parameters else name
-        model(PROMPT[:, :8], **{argument: value})
-    with pytest.raises(UnsupportedOptionError):
-        lookahead_decoding.generate(
-            model, *inputs, max_new_tokens=4, do_sample=name == "num_return_sequences", **{name: value}
-        )
-
-
-def test_several_rows_are_refused(model: PreTrainedModel) -> None:
-    with pytest.raises(UnsupportedOptionError, match="one row"):
-        lookahead_decoding.generate(model, PROMPT.repeat(2, 1), max_new_tokens=4)
+    assert refused == {name for options, _ in REFUSED.values() for name in options} - tried | {"assistant_model"}
 
 
 def test_the_picture_of_a_step_is_what_the_code_plans() -> None:

@@ -184,15 +184,12 @@ def test_the_grid_makes_narrow_and_wide_steps(looper: PreTrainedModel, sampling:
                 assert max(widths) == config.budget
 
 
-Commit = Callable[[StepPlan, torch.Tensor], Advance]
+def recording(advance: Callable[..., Advance], plans: list[StepPlan]) -> Callable[..., Advance]:
+    """``advance``, which also appends the plans it is given."""
 
-
-def recording(commit: Commit, plans: list[StepPlan]) -> Commit:
-    """``commit``, which also appends the plans it is given."""
-
-    def recorded(plan: StepPlan, logits: torch.Tensor) -> Advance:
+    def recorded(plan: StepPlan, *rest: Any) -> Advance:
         plans.append(plan)
-        return commit(plan, logits)
+        return advance(plan, *rest)
 
     return recorded
 
@@ -210,7 +207,7 @@ def test_generation_ends_at_an_eos_inside_an_accepted_block(
             engine = Engine(looper, lookahead=look)
             session = engine.open(prompt, resolve(looper, torch.tensor([prompt]), **options))
             plans: list[StepPlan] = []
-            monkeypatch.setattr(session, "commit", recording(session.commit, plans))
+            monkeypatch.setattr(session, "advance", recording(session.advance, plans))
             advances = [advance for _, advance in engine.run([session])]
             assert session.tokens == expected
             assert session.end == "eos"

@@ -54,11 +54,11 @@ def largest_error(model: PreTrainedModel, backend: str, plant: Callable[[ModelRu
     stores = [KVStore(runner.spec) for _ in texts]
     with torch.inference_mode():
         for text, store in zip(texts, stores, strict=True):
-            runner.forward([(plan(TokenTree.chain(text)), store)])
+            runner.forward([(plan(TokenTree.chain(text)), store, None)])
             store.keep(range(len(text)))
         for members in ((0, 1, 2), (0, 2), (0, 1, 2)):
             trees = {i: random_tree(rng, NODES) for i in members}
-            logits = runner.forward([(plan(trees[i]), stores[i]) for i in members])
+            logits = runner.forward([(plan(trees[i]), stores[i], None) for i in members])
             for i, found in zip(members, logits, strict=True):
                 for node in range(NODES):
                     expected = plain_logits(model, texts[i] + trees[i].path_tokens(node))

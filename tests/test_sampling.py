@@ -55,7 +55,7 @@ def test_sampled_tokens_and_the_generator_afterwards_are_multinomials(vocab: int
     drawer = TokenDrawer(LogitsProcessorList(), NoiseStream(vocab, ours, CPU))
     for logits in distributions(vocab, kind):
         expected = torch.multinomial(logits[None].softmax(dim=-1), 1, generator=plain)
-        assert drawer.draw(IDS, logits) == int(expected)
+        assert drawer.draw(IDS, logits[None]) == [int(expected)]
         assert torch.equal(ours.get_state(), plain.get_state())
 
 
@@ -66,7 +66,7 @@ def test_without_a_generator_the_noise_is_torchs_global_one() -> None:
     state = torch.get_rng_state()
     torch.manual_seed(11)
     drawer = TokenDrawer(LogitsProcessorList(), NoiseStream(512, None, CPU))
-    assert [drawer.draw(IDS, logits) for logits in distributions(512, "full")] == expected
+    assert [drawer.draw(IDS, logits[None])[0] for logits in distributions(512, "full")] == expected
     assert len(set(expected)) > 1
     assert torch.equal(torch.get_rng_state(), state)
 
@@ -101,16 +101,16 @@ def test_noise_of_a_position_that_has_passed_is_refused() -> None:
 @pytest.mark.parametrize("vocab", VOCABULARIES)
 def test_greedy_takes_the_first_of_equal_scores(vocab: int) -> None:
     drawer = TokenDrawer(LogitsProcessorList(), None)
-    assert drawer.draw(IDS, torch.zeros(vocab)) == 0
+    assert drawer.draw(IDS, torch.zeros(1, vocab)) == [0]
     logits = torch.zeros(vocab)
     logits[[vocab - 1, vocab // 2, vocab // 3]] = 1.0
-    assert drawer.draw(IDS, logits) == vocab // 3
+    assert drawer.draw(IDS, logits[None]) == [vocab // 3]
 
 
 def test_greedy_finds_the_only_possible_token() -> None:
     logits = torch.full((512,), -torch.inf)
     logits[300] = -1e30
-    assert TokenDrawer(LogitsProcessorList(), None).draw(IDS, logits) == 300
+    assert TokenDrawer(LogitsProcessorList(), None).draw(IDS, logits[None]) == [300]
 
 
 @pytest.mark.parametrize("samples", [False, True])
@@ -120,7 +120,7 @@ def test_scores_that_are_no_numbers_are_an_error_and_no_token(samples: bool, onl
     logits[17] = torch.nan
     drawer = TokenDrawer(LogitsProcessorList(), NoiseStream(512, generator(), CPU) if samples else None)
     with pytest.raises(ModelOutputError, match=r"scores for token 4 are not numbers \(NaN\)"):
-        drawer.draw(IDS, logits)
+        drawer.draw(IDS, logits[None])
 
 
 class Adding(LogitsProcessor):  # type: ignore[misc]
@@ -142,7 +142,7 @@ def test_bf16_logits_are_processed_and_compared_in_fp32() -> None:
     logits[2] = 100.0
     logits[4] = 100.0
     adding = Adding(4, 1e-3)  # 100.001 is 100 in bf16
-    assert TokenDrawer(LogitsProcessorList([adding]), None).draw(IDS, logits) == 4
+    assert TokenDrawer(LogitsProcessorList([adding]), None).draw(IDS, logits[None]) == [4]
     assert adding.dtypes == [torch.float32]
     assert logits[4] == 100.0
 
@@ -150,7 +150,7 @@ def test_bf16_logits_are_processed_and_compared_in_fp32() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_models_logits_are_not_written_to(dtype: torch.dtype) -> None:
     logits = torch.arange(7).to(dtype)
-    TokenDrawer(LogitsProcessorList([Adding(0, 50.0)]), None).draw(IDS, logits)
+    TokenDrawer(LogitsProcessorList([Adding(0, 50.0)]), None).draw(IDS, logits[None])
     assert torch.equal(logits, torch.arange(7).to(dtype))
 
 
@@ -158,7 +158,7 @@ def kept(processor: LogitsProcessor) -> tuple[list[Tensor], list[Tensor]]:
     """Scores and logits that are kept of two draws, of ``[0..6]`` and of twice that."""
     drawer = TokenDrawer(LogitsProcessorList([processor]), None, keep_scores=True, keep_logits=True)
     for factor in (1, 2):
-        drawer.draw(IDS, factor * torch.arange(7.0))
+        drawer.draw(IDS, factor * torch.arange(7.0)[None])
     assert drawer.scores is not None
     assert drawer.logits is not None
     return drawer.scores, drawer.logits
@@ -179,7 +179,7 @@ def test_a_processor_that_works_in_place_changes_the_kept_logits_as_it_does_in_t
 
 def test_nothing_is_kept_that_was_not_asked_for() -> None:
     drawer = TokenDrawer(LogitsProcessorList(), None)
-    drawer.draw(IDS, torch.zeros(7))
+    drawer.draw(IDS, torch.zeros(1, 7))
     assert drawer.scores is drawer.logits is None
 
 
@@ -194,7 +194,7 @@ def test_transformers_processors_are_applied_in_their_order() -> None:
     for logits in distributions(512, "full"):
         scores = processors(ids, logits[None].clone())
         expected = int(torch.multinomial(scores.softmax(-1), 1, generator=plain))
-        tokens.append(drawer.draw(ids, logits))
+        tokens += drawer.draw(ids, logits[None])
         assert tokens[-1] == expected
         assert drawer.scores is not None
         assert torch.equal(drawer.scores[-1], scores)

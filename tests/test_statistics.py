@@ -59,7 +59,8 @@ def steps(draw: st.DrawFn) -> tuple[StepPlan, Walk]:
             sources.setdefault(node, proposers)
     tokens = draw(st.lists(st.integers(0, 1), min_size=len(tree), max_size=len(tree)))
     plan = StepPlan(tree, start, (), (), sources)
-    return plan, walk(plan, tokens.__getitem__, lambda _: None)
+    (walked,) = walk([plan], lambda nodes: [tokens[node] for node in nodes], lambda _: None)
+    return plan, walked
 
 
 @settings(deadline=None, max_examples=100)

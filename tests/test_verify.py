@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lookahead_decoding.plan import StepPlan
 from lookahead_decoding.tree import TokenTree
-from lookahead_decoding.verify import walk
+from lookahead_decoding.verify import Walk, walk
 
 VOCAB = 3
 Model = Callable[[Sequence[int]], int]
@@ -80,6 +80,17 @@ def plans(draw: st.DrawFn, model: Model) -> StepPlan:
     return StepPlan(tree, start, tuple(range(start, len(tree))), (), {i: ["a"] for i in guessed if i not in closed})
 
 
+def walk_alone(plan: StepPlan, draw: Callable[[int], int], stop: Callable[[int], str | None]) -> Walk:
+    """One row's walk."""
+
+    def told(tokens: Sequence[int]) -> list[str | None] | None:
+        end = stop(tokens[0])
+        return None if end is None else [end]
+
+    (found,) = walk([plan], lambda nodes: [draw(node) for node in nodes], told)
+    return found
+
+
 @settings(deadline=None, max_examples=500)
 @given(data=st.data(), seed=st.integers(0, 999), stop=stops)
 def test_a_walk_is_plain_decoding_as_far_as_the_guesses_were_right(data: st.DataObject, seed: int, stop: Stop) -> None:
@@ -97,7 +108,7 @@ def test_a_walk_is_plain_decoding_as_far_as_the_guesses_were_right(data: st.Data
         told.append(token)
         return stop([*text, *told])
 
-    found = walk(plan, draw, told_to_stop)
+    found = walk_alone(plan, draw, told_to_stop)
 
     # The tokens, and where they end.
     tokens, end = plain_decoding(text, model, stop, most=len(found.tokens))
@@ -130,7 +141,7 @@ def chain_plan(text: Sequence[int], guesses: Sequence[int]) -> StepPlan:
 
 def test_right_guesses_are_all_accepted_and_one_token_more() -> None:
     right = [4, 5, 6]
-    found = walk(chain_plan([9], right), draw=[4, 5, 6, 7].__getitem__, stop=lambda _: None)
+    found = walk_alone(chain_plan([9], right), draw=[4, 5, 6, 7].__getitem__, stop=lambda _: None)
     assert (found.tokens, found.path, found.end) == ([4, 5, 6, 7], [1, 2, 3], None)
 
 
@@ -141,7 +152,7 @@ def test_generation_ends_inside_a_block_of_right_guesses() -> None:
         drawn.append(node)
         return [4, 5, 6, 7][node]
 
-    found = walk(chain_plan([9], [4, 5, 6]), draw, stop=lambda token: "eos" if token == 5 else None)
+    found = walk_alone(chain_plan([9], [4, 5, 6]), draw, stop=lambda token: "eos" if token == 5 else None)
     assert (found.tokens, found.path, found.end) == ([4, 5], [1], "eos")
     assert drawn == [0, 1]
 
@@ -149,7 +160,7 @@ def test_generation_ends_inside_a_block_of_right_guesses() -> None:
 def test_a_right_guess_that_nobody_proposed_is_not_stepped_on() -> None:
     plan = chain_plan([9], [4, 5, 6])
     closed = StepPlan(plan.tree, plan.start, (), (), {1: ["a"], 3: ["a"]})
-    found = walk(closed, draw=[4, 5, 6, 7].__getitem__, stop=lambda _: None)
+    found = walk_alone(closed, draw=[4, 5, 6, 7].__getitem__, stop=lambda _: None)
     assert (found.tokens, found.path, found.end) == ([4, 5], [1], None)
 
 
@@ -159,5 +170,32 @@ def test_the_walk_takes_the_branch_that_was_drawn() -> None:
     tree.add(wrong, 3)
     below = tree.add(right, 3)
     plan = StepPlan(tree, 0, (), (), dict.fromkeys(range(1, len(tree)), ("a",)))
-    found = walk(plan, draw={0: 2, right: 3, below: 1}.__getitem__, stop=lambda _: None)
+    found = walk_alone(plan, draw={0: 2, right: 3, below: 1}.__getitem__, stop=lambda _: None)
     assert (found.tokens, found.path) == ([2, 3, 1], [right, below])
+
+
+@settings(deadline=None, max_examples=300)
+@given(data=st.data(), seeds=st.lists(st.integers(0, 999), min_size=2, max_size=3), ends=st.integers(1, 4))
+def test_rows_walk_together_and_stay_where_one_has_to(data: st.DataObject, seeds: list[int], ends: int) -> None:
+    models = [model_of(seed) for seed in seeds]
+    together = [data.draw(plans(model)) for model in models]
+    alone = [
+        walk_alone(plan, lambda node, m=model, p=plan: m(p.tree.path_tokens(node)), lambda _: None)  # type: ignore[misc]
+        for model, plan in zip(models, together, strict=True)
+    ]
+    told: list[list[int]] = []
+
+    def draw(nodes: Sequence[int]) -> list[int]:
+        return [m(p.tree.path_tokens(node)) for m, p, node in zip(models, together, nodes, strict=True)]
+
+    def stop(tokens: Sequence[int]) -> list[str] | None:
+        told.append(list(tokens))
+        return ["length"] * len(tokens) if len(told) == ends else None
+
+    found = walk(together, draw, stop)
+    steps = min(ends, *(len(row.tokens) for row in alone))
+    assert len(told) == steps
+    for row, expected, column in zip(found, alone, zip(*told, strict=True), strict=True):
+        assert row.tokens == expected.tokens[:steps] == list(column)
+        assert row.path == expected.path[: steps - 1]
+        assert row.end == ("length" if steps == ends else None)

@@ -21,8 +21,10 @@ from lookahead_decoding.memory import DraftMemory
 
 if TYPE_CHECKING:
     from lookahead_decoding.completion import Chunk, Completion
+    from lookahead_decoding.enabling import disable, enable
     from lookahead_decoding.engine import Engine
-    from lookahead_decoding.generation import generate
+    from lookahead_decoding.generation import custom_generate, generate
+    from lookahead_decoding.statistics import DecodingStatistics
 
 __version__ = "0.1.0"
 
@@ -33,6 +35,7 @@ __all__ = [
     "Chunk",
     "Completion",
     "ConfigError",
+    "DecodingStatistics",
     "DraftMemory",
     "DraftSource",
     "Engine",
@@ -43,6 +46,9 @@ __all__ = [
     "ModelOutputError",
     "UnsupportedModelError",
     "UnsupportedOptionError",
+    "custom_generate",
+    "disable",
+    "enable",
     "generate",
 ]
 
@@ -51,6 +57,10 @@ _WITH_TORCH = {
     "Chunk": "lookahead_decoding.completion",
     "Completion": "lookahead_decoding.completion",
     "Engine": "lookahead_decoding.engine",
+    "DecodingStatistics": "lookahead_decoding.statistics",
+    "custom_generate": "lookahead_decoding.generation",
+    "disable": "lookahead_decoding.enabling",
+    "enable": "lookahead_decoding.enabling",
     "generate": "lookahead_decoding.generation",
 }
 

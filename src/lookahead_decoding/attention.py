@@ -40,11 +40,12 @@ FULL = Reach("full")
 
 @dataclass
 class Segment:
-    """One session's share of a packed row: tokens ``begin..end``."""
+    """One session's share of a packed row: tokens ``begin..end``; the first may be given as embeddings."""
 
     tree: TokenTree
     store: KVStore
     begin: int
+    embeddings: Tensor | None = None
     _masks: dict[tuple[Reach, int], Tensor | None] = field(default_factory=dict)
 
     @property

@@ -131,6 +131,49 @@ class KVStore:
             raise ValueError(f"cannot truncate {self.length} tokens to {length}")
         self.length = length
 
+    @torch.no_grad()
+    def load(self, cache: Cache, row: int, slots: Sequence[int]) -> None:
+        """Take over what a Transformers cache holds of one row.
+
+        Args:
+            cache: one that grows, filled by the same model.
+            row: of its batch.
+            slots: those of its positions that hold a token the model sees, ascending.
+        """
+        self.reserve(len(slots))
+        for index, layer in enumerate(cache.layers[: len(self.spec.layers)]):
+            if self.spec.layers[index] is None:
+                continue
+            offset = layer.get_seq_length() - layer.keys.shape[2]  # a sliding layer keeps the end alone
+            places = [place for place, slot in enumerate(slots) if slot >= offset]
+            columns = [slots[place] - offset for place in places]
+            for (shape, i), states in zip(self._slots_of(index), (layer.keys, layer.values), strict=True):
+                self._states[shape][i][:, places] = states[row][:, columns]
+        self.length = len(slots)
+
+
+@torch.no_grad()
+def append_to(cache: Cache, rows: Sequence[tuple[KVStore, Sequence[int]]], first: int, end: int) -> None:
+    """Append what stores hold of the positions ``first..end`` to a Transformers cache, zeros where a row has padding.
+
+    Args:
+        cache: one that grows and holds the positions before ``first``.
+        rows: of the batch, each with its store and the positions of the tokens in it, ascending.
+    """
+    for index, shapes in enumerate(rows[0][0].spec.layers):
+        if shapes is None:
+            continue
+        new = [
+            torch.zeros(len(rows), shape.heads, end - first, shape.dim, dtype=shape.dtype, device=shape.device)
+            for shape in shapes
+        ]
+        for row, (store, slots) in enumerate(rows):
+            places = [place for place, slot in enumerate(slots) if first <= slot < end]
+            columns = [slots[place] - first for place in places]
+            for states, held in zip(new, store.read(index, store.length), strict=True):
+                states[row][:, columns] = held[0][:, places]
+        cache.update(*new, index)
+
 
 def check_memory(spec: CacheSpec, length: int) -> None:
     """Refuse a cache of ``length`` tokens that the devices have no room for.

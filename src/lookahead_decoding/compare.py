@@ -202,9 +202,9 @@ def _plain_logits(runner: ModelRunner, context: Sequence[int]) -> Tensor:
     *before, last = context
     store = KVStore(runner.spec)
     if before:
-        runner.forward([(plan_prefill(before), store)])
+        runner.forward([(plan_prefill(before), store, None)])
         store.keep(range(len(before)))
-    (logits,) = runner.forward([(StepPlan(TokenTree.chain([last]), start=0, reads=(0,)), store)])
+    (logits,) = runner.forward([(StepPlan(TokenTree.chain([last]), start=0, reads=(0,)), store, None)])
     return logits[0].float()
 
 

@@ -32,7 +32,8 @@ from lookahead_decoding.profile import Profile, ProfileKey, find
 from lookahead_decoding.prompts import Prompt, as_batch, encode, encode_reference
 from lookahead_decoding.request import Request, engine_options, resolve
 from lookahead_decoding.retention import RetainedStores
-from lookahead_decoding.session import Advance, Session
+from lookahead_decoding.sampling import TokenDrawer
+from lookahead_decoding.session import Advance, Session, commit
 from lookahead_decoding.stopping import ERROR, StopRules
 from lookahead_decoding.text import IncrementalDetokenizer, TextStream
 
@@ -134,8 +135,9 @@ class Engine:
     def step(self, sessions: Sequence[Session]) -> list[Advance]:
         """Advance every session by one forward pass that they share.
 
-        Sessions may differ in length, config and stage, and may come and go between steps. A session that
-        fails (a processor raises, say) ends with ``end == "error"``; the others advance before it is raised.
+        Sessions may differ in length, config and stage, and may come and go between steps; those that share a
+        drawer come together. A session that fails (a processor raises, say) ends with ``end == "error"``, and so do
+        those of its drawer; the others advance before it is raised.
         """
         if any(session.end is not None for session in sessions) or len(set(sessions)) < len(sessions):
             raise ValueError("a session takes part in a step once, and not after its end")
@@ -149,7 +151,9 @@ class Engine:
             try:
                 return call()
             except Exception as error:
-                session.end = ERROR
+                for each in sessions:
+                    if each.drawer is session.drawer:
+                        each.end = ERROR
                 failures.append(error)
                 return None
 
@@ -158,12 +162,14 @@ class Engine:
             growing = [(session, grower) for session, grower in planned if grower is not None]
             allot([(grower, session.config) for session, grower in growing], hoped)
             finished = [(session, guarded(session, grower.finish)) for session, grower in growing]
-            steps = [(session, plan) for session, plan in finished if plan is not None]
-            logits = self._forward(steps)
-            advances = [
-                guarded(session, functools.partial(session.commit, plan, rows))
-                for (session, plan), rows in zip(steps, logits, strict=True)
-            ]
+            steps = [(session, plan) for session, plan in finished if plan is not None and session.end is None]
+            together: dict[TokenDrawer, list[tuple[Session, StepPlan, Tensor]]] = {}
+            for (session, plan), rows in zip(steps, self._forward(steps), strict=True):
+                together.setdefault(session.drawer, []).append((session, plan, rows))
+            advances: dict[Session, Advance] = {}
+            for group in together.values():
+                decided = guarded(group[0][0], functools.partial(commit, group)) or ()
+                advances.update(zip((session for session, _, _ in group), decided, strict=False))
         seconds = time.perf_counter() - begun
         nodes = sum(len(plan.tree) for _, plan in steps)
         trunks = sum(plan.start + 1 if plan.decides else len(plan.tree) for _, plan in steps)
@@ -174,7 +180,7 @@ class Engine:
             session.statistics.add_time(seconds, prefill=prefill, cost=cost(nodes), plain_cost=cost(trunks))
         if failures:
             raise failures[0]
-        return [advance for advance in advances if advance is not None]
+        return [advances[session] for session in sessions]
 
     def _forward(self, steps: Sequence[tuple[Session, StepPlan]]) -> list[Tensor]:
         """Each session's logits: one pass, or one per group of sessions that cannot share one."""
@@ -184,7 +190,9 @@ class Engine:
             groups.setdefault(self.runner.pass_group(last), []).append(i)
         logits: dict[int, Tensor] = {}
         for members in groups.values():
-            rows = self.runner.forward([(plan, session.store) for session, plan in (steps[i] for i in members)])
+            rows = self.runner.forward(
+                [(plan, session.store, session.next_embeddings) for session, plan in (steps[i] for i in members)]
+            )
             logits.update(zip(members, rows, strict=True))
         return [logits[i] for i in range(len(steps))]
 

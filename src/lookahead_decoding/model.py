@@ -97,7 +97,7 @@ class ModelRunner:
         self.vocab_size: int = self.text_config.vocab_size
         layers = _layers(model)
         self.layer_types = tuple(layer_type for layer_type, _ in layers)
-        self._reach = tuple(reach for _, reach in layers)
+        self.reaches = tuple(reach for _, reach in layers)
         self._reach_by_type = dict(layers)
         parameters = inspect.signature(model.forward).parameters
         self.cache_argument = "cache" if "cache" in parameters else "past_key_values"
@@ -170,35 +170,40 @@ class ModelRunner:
         implementation = PACKED if attention == "packed" else self._masked_attention()
         return ModelView(view_of(self.model, implementation), attention, implementation)
 
-    def forward(self, steps: Sequence[tuple[StepPlan, KVStore]]) -> list[Tensor]:
+    def forward(self, steps: Sequence[tuple[StepPlan, KVStore, Tensor | None]]) -> list[Tensor]:
         """One forward pass over all sessions.
 
         Args:
-            steps: each session's plan and store. The nodes' keys and values are written behind the store's
-                length, which stays; the caller keeps what it wants.
+            steps: each session's plan and store, and embeddings ``[k, hidden]`` that stand in for those of its first
+                k nodes, if any. The nodes' keys and values are written behind the store's length, which stays; the
+                caller keeps what it wants.
 
         Returns:
             Per session the logits ``[len(plan.reads), V]`` of the nodes it reads.
         """
         segments, rows, begin = [], [], 0
-        for plan, store in steps:
+        for plan, store, embeddings in steps:
             store.reserve(store.length + len(plan.tree))
-            segments.append(Segment(plan.tree, store, begin))
+            segments.append(Segment(plan.tree, store, begin, embeddings))
             rows += [begin + node for node in plan.reads]
             begin += len(plan.tree)
         logits = self.run(self._view, segments, rows)
-        return list(torch.split(logits, [len(plan.reads) for plan, _ in steps]))
+        return list(torch.split(logits, [len(plan.reads) for plan, _, _ in steps]))
 
     def run(self, view: ModelView, segments: Sequence[Segment], rows: Sequence[int]) -> Tensor:
         """Logits ``[len(rows), V]`` of the given rows of a packed pass."""
         device = self.device
-        ids = torch.tensor([[token for s in segments for token in s.tree.tokens]], device=device)
+        inputs: dict[str, Tensor] = {
+            "input_ids": torch.tensor([[token for s in segments for token in s.tree.tokens]], device=device)
+        }
+        if any(s.embeddings is not None for s in segments):
+            inputs = {"inputs_embeds": self._embedded(inputs["input_ids"], segments)}
         positions = torch.tensor([[position for s in segments for position in s.positions]], device=device)
         if self.rope_switch is not None and self.rope_switch.every_position:
             view.forget_rope_history()
         writes = [CacheWrite(s.store, s.begin, s.end) for s in segments]
         arguments: dict[str, Any] = {
-            self.cache_argument: StepCache(writes, len(self._reach), gather=view.attention == "masked"),
+            self.cache_argument: StepCache(writes, len(self.reaches), gather=view.attention == "masked"),
             "use_cache": True,
             "return_dict": True,
         }
@@ -207,15 +212,24 @@ class ModelRunner:
         if self._takes_logits_to_keep:
             arguments["logits_to_keep"] = read
         if view.attention == "packed":
-            arguments[BATCH_ARGUMENT] = PackedBatch(segments, self._reach)
+            arguments[BATCH_ARGUMENT] = PackedBatch(segments, self.reaches)
             arguments["attention_mask"] = None
         else:
             arguments["attention_mask"] = self._masks(segments, additive=view.implementation == "eager")
-        logits = view.model(ids, position_ids=positions, **arguments).logits[0]
+        logits = view.model(**inputs, position_ids=positions, **arguments).logits[0]
         assert isinstance(logits, Tensor)
         if not self._takes_logits_to_keep:
             logits = logits[read.to(logits.device)]
         return logits[: len(rows)]
+
+    def _embedded(self, ids: Tensor, segments: Sequence[Segment]) -> Tensor:
+        """``[1, sum T, hidden]``: the given embeddings, and the model's own of every other token."""
+        embedded: Tensor = self.model.get_input_embeddings()(ids).clone()
+        for segment in segments:
+            if segment.embeddings is not None:
+                given = segment.embeddings[: len(segment.tree)]
+                embedded[0, segment.begin : segment.begin + len(given)] = given
+        return embedded
 
     def _masks(self, segments: Sequence[Segment], *, additive: bool) -> Tensor | dict[str, Tensor]:
         like = torch.empty(0, dtype=self.model.dtype, device=self.device)

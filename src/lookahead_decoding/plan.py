@@ -48,6 +48,11 @@ class StepPlan:
         """The step's width: the last accepted token and everything guessed behind it."""
         return len(self.tree) - self.start if self.decides else 0
 
+    def guess(self, node: int, token: int) -> int | None:
+        """The child of ``node`` that guesses ``token`` and that the walk may step on."""
+        child = self.tree.child(node, token)
+        return child if child in self.sources else None
+
 
 PROMPT_ROWS = 256
 """The end of a prompt whose logits are read, too, where sources want to see what follows each token."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -66,6 +67,10 @@ class Session:
         references: token ids that are expected to be seen again.
         memory: what earlier requests learned; what this one learns is added at its end.
         sampling: the options the drawer was made with, for the record.
+        row: which of the drawer's rows this is.
+        seen: ids ``[1, n]`` that processors and criteria see in place of the prompt, padding included.
+        embeddings: ``[len(prompt), hidden]``, computed in place of the prompt's tokens.
+        known: the prompt's tokens, for drafting, where ``prompt`` only stands in for them.
     """
 
     def __init__(
@@ -81,8 +86,13 @@ class Session:
         references: Sequence[Sequence[int]] = (),
         memory: DraftMemory | None = None,
         sampling: Mapping[str, Any] | None = None,
+        row: int = 0,
+        seen: Tensor | None = None,
+        embeddings: Tensor | None = None,
+        known: Sequence[int] | None = None,
     ) -> None:
         self.prompt = list(prompt)
+        self.row = row
         self.config = config
         self.store = store
         self.drawer = drawer
@@ -95,9 +105,11 @@ class Session:
         self._text = text
         self._pieces: list[str] = []
         self._ids = list(self.prompt)
-        self._ids_tensor = torch.tensor([self.prompt], device=runner.device)
+        self.seen = torch.tensor([self.prompt], device=runner.device) if seen is None else seen
+        self._embeddings = embeddings
+        known = self.prompt if known is None else known
         self._window = (
-            JacobiWindow(config.window, config.ngram, self.prompt, config.window_seed) if config.window else None
+            JacobiWindow(config.window, config.ngram, known or [0], config.window_seed) if config.window else None
         )
         sources = {name: load_source(name, config) for name in config.sources if config.guesses}
         self._sources = {name: source for name, source in sources.items() if config.window or not source.needs_window}
@@ -113,7 +125,7 @@ class Session:
                 source.recall(memory)
             for reference in references:
                 source.refer(reference)
-            source.extend(self.prompt)
+            source.extend(known)
 
     @property
     def tokens(self) -> list[int]:
@@ -135,6 +147,13 @@ class Session:
         """The token ids that the store holds keys and values of."""
         return self._ids[: self.store.length]
 
+    @property
+    def next_embeddings(self) -> Tensor | None:
+        """What stands in for the tokens that the next pass computes first, ``[k, hidden]``; None past the prompt."""
+        if self._embeddings is None or self.store.length >= len(self._embeddings):
+            return None
+        return self._embeddings[self.store.length :]
+
     def plan(self, cost: Callable[[int], float]) -> TreeGrower:
         """This session's share of the next step, to be grown as wide as pays.
 
@@ -145,12 +164,16 @@ class Session:
             self.store.truncate(0)
         config, window, sources = self.config, self._window, self._sources
         pending = self._ids[self.store.length :]
-        # Rotary frequencies that depend on the pass's last position want the whole prompt in one pass.
-        decides = len(pending) <= config.prefill_chunk or self._runner.rope_switch is not None
+        # Rotary frequencies that depend on the pass's last position want the whole prompt in one pass, and rows
+        # that decide together have to begin together.
+        at_once = self._runner.rope_switch is not None or self.drawer.rows > 1
+        decides = len(pending) <= config.prefill_chunk or at_once
         max_depth = self._runner.max_depth(len(self._ids) - 1)
         deepest = UNBOUNDED if max_depth is None else max_depth
         max_length = self.stop.max_length
-        left = UNBOUNDED if max_length is None else max_length - len(self._ids)
+        left = UNBOUNDED if max_length is None else max_length - self.seen.shape[1]
+        if (room := self.drawer.room) is not None:
+            left = min(left, room)
         if window is not None:
             if not decides or window.depth > deepest or not self._window_pays(window.num_guesses, cost):
                 window = None
@@ -161,7 +184,7 @@ class Session:
             sources,
             self._acceptance,
             max_depth=min(deepest, left - 1),
-            gumbel=self.drawer.gumbel if self.drawer.knows_noise else None,
+            gumbel=functools.partial(self.drawer.gumbel, row=self.row) if self.drawer.knows_noise else None,
             window=window,
             verify_window=config.verify_window,
             read_all=self._successors > 0,
@@ -169,26 +192,14 @@ class Session:
             vocab_size=self._runner.vocab_size,
         )
 
-    def commit(self, plan: StepPlan, logits: Tensor) -> Advance:
-        """Decide the step's tokens and move everything on by them.
+    def advance(self, plan: StepPlan, logits: Tensor, decided: Walk) -> Advance:
+        """Move everything on by the tokens that a step decided.
 
         Args:
-            plan: what :meth:`plan` returned.
+            plan: what :meth:`plan` grew into.
             logits: ``[len(plan.reads), V]``, the forward pass's.
+            decided: the walk's outcome.
         """
-        if not plan.decides:
-            self.store.keep(range(len(plan.tree)))
-            return Advance()
-        row = {node: i for i, node in enumerate(plan.reads)}
-
-        def draw(node: int) -> int:
-            return self.drawer.draw(self._ids_tensor, logits[row[node]])
-
-        def stop(token: int) -> str | None:
-            self._append(token)
-            return self.stop.check(self._ids_tensor, token)
-
-        decided = walk(plan, draw, stop)
         path = [*range(plan.start + 1), *decided.path]
         self._learn(plan, logits, decided, path)
         self.store.keep(path)
@@ -257,6 +268,42 @@ class Session:
         draws = logits[[row[node] for node in plan.newest]].float().argmax(dim=-1).tolist()
         return list(window.advance(plan.tree.tokens[plan.start], draws, len(decided.tokens)))
 
-    def _append(self, token: int) -> None:
+    def append(self, token: int) -> None:
+        """Let processors and criteria see a token from now on."""
         self._ids.append(token)
-        self._ids_tensor = torch.cat([self._ids_tensor, self._ids_tensor.new_tensor([[token]])], dim=1)
+        self.seen = torch.cat([self.seen, self.seen.new_tensor([[token]])], dim=1)
+
+
+def commit(steps: Sequence[tuple[Session, StepPlan, Tensor]]) -> list[Advance]:
+    """Decide the tokens of a step, and move on by them.
+
+    Args:
+        steps: a session, what it planned, and the forward pass's logits ``[len(plan.reads), V]``; every session of
+            the drawer, in the order of its rows, where several decide together.
+    """
+    sessions: list[Session] = [session for session, _, _ in steps]
+    plans = [plan for _, plan, _ in steps]
+    logits = [rows for _, _, rows in steps]
+    drawer, stop = sessions[0].drawer, sessions[0].stop
+    if not plans[0].decides:
+        sessions[0].store.keep(range(len(plans[0].tree)))
+        return [Advance()]
+    row_of = [{node: row for row, node in enumerate(plan.reads)} for plan in plans]
+
+    def draw(nodes: Sequence[int]) -> Sequence[int]:
+        rows = [row[node] for row, node in zip(row_of, nodes, strict=True)]
+        given = _joined([each[row : row + 1] for each, row in zip(logits, rows, strict=True)])
+        return stop.pad(drawer.draw(_joined([session.seen for session in sessions]), given))
+
+    def ends(tokens: Sequence[int]) -> Sequence[str | None] | None:
+        for session, token in zip(sessions, tokens, strict=True):
+            session.append(token)
+        return stop.check(_joined([session.seen for session in sessions]), tokens, drawer.scores)
+
+    decided = walk(plans, draw, ends)
+    return [session.advance(plan, rows, each) for (session, plan, rows), each in zip(steps, decided, strict=True)]
+
+
+def _joined(rows: Sequence[Tensor]) -> Tensor:
+    """``[1, ...]`` each to ``[R, ...]``."""
+    return rows[0] if len(rows) == 1 else torch.cat(list(rows))

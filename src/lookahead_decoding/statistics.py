@@ -105,6 +105,11 @@ class DecodingStatistics:
     def __add__(self, other: DecodingStatistics) -> DecodingStatistics:
         return DecodingStatistics(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
 
+    def __iadd__(self, other: DecodingStatistics) -> DecodingStatistics:
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+        return self
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, with the counts per depth as ``{source: [depth 1, depth 2, ...]}``."""
         return {

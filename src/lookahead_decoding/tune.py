@@ -241,7 +241,7 @@ def _time(runner: ModelRunner, plan: StepPlan, store: KVStore, num_successors: i
     path = range(min(2, len(plan.tree)))
     _synchronize(runner.device)
     begun = time.perf_counter()
-    (logits,) = runner.forward([(plan, store)])
+    (logits,) = runner.forward([(plan, store, None)])
     for node in path:
         int(logits[node].float().argmax())
     likeliest(logits, num_successors)

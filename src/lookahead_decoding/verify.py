@@ -7,7 +7,7 @@ the tokens are those that plain decoding draws, whatever was guessed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from lookahead_decoding.plan import StepPlan
@@ -28,26 +28,33 @@ class Walk:
     end: str | None
 
 
-def walk(plan: StepPlan, draw: Callable[[int], int], stop: Callable[[int], str | None]) -> Walk:
-    """Accept tokens from the plan's start on, until a draw was not guessed or generation ends.
+def walk(
+    plans: Sequence[StepPlan],
+    draw: Callable[[Sequence[int]], Sequence[int]],
+    stop: Callable[[Sequence[int]], Sequence[str | None] | None],
+) -> list[Walk]:
+    """Accept tokens from the plans' starts on, until a draw was not guessed or generation ends.
+
+    Rows move together: the t-th token of every row is decided before the next of any, and all of them stay where
+    one of them has to.
 
     Args:
-        plan: a deciding plan.
-        draw: the model's next token behind a node, processors and noise included. Called once per decided
-            token, in the order of plain decoding, and never for a token past the end.
-        stop: told each token right after it was drawn; why generation ends with it, or None.
+        plans: deciding plans, one per row.
+        draw: the model's next token behind a node of each row, processors and noise included. Called once per
+            decided token, in the order of plain decoding, and never for a token past the end.
+        stop: told the tokens right after they were drawn; why each row ended once all have, else None.
     """
-    tokens: list[int] = []
-    path: list[int] = []
-    node: int | None = plan.start
-    while node is not None:
-        if tokens:
+    tokens: list[list[int]] = [[] for _ in plans]
+    paths: list[list[int]] = [[] for _ in plans]
+    nodes = [plan.start for plan in plans]
+    while True:
+        drawn = draw(nodes)
+        for row, token in zip(tokens, drawn, strict=True):
+            row.append(token)
+        ends = stop(drawn)
+        guessed = [plan.guess(node, token) for plan, node, token in zip(plans, nodes, drawn, strict=True)]
+        nodes = [node for node in guessed if node is not None]
+        if ends is not None or len(nodes) < len(plans):
+            return list(map(Walk, tokens, paths, ends or [None] * len(plans)))
+        for path, node in zip(paths, nodes, strict=True):
             path.append(node)
-        token = draw(node)
-        tokens.append(token)
-        if (end := stop(token)) is not None:
-            return Walk(tokens, path, end)
-        node = plan.tree.child(node, token)
-        if node not in plan.sources:
-            node = None
-    return Walk(tokens, path, None)
