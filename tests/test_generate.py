@@ -6,7 +6,9 @@ import copy
 import inspect
 import itertools
 import random
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,19 +27,24 @@ from transformers import (
     StoppingCriteria,
     TextIteratorStreamer,
     TextStreamer,
+    dynamic_module_utils,
+    pipeline,
 )
 
 import lookahead_decoding
 from lookahead_decoding import (
     ConfigError,
     DecodingStatistics,
+    Engine,
     LookaheadConfig,
     UnsupportedModelError,
     UnsupportedOptionError,
+    enabling,
 )
 from model_files import save_tokenizer
 from zoo import VOCAB, tiny
 
+ROOT = Path(__file__).parent.parent
 EOS = [2, *range(10, VOCAB, 12)]
 """Many, so that the rows of a batch end at different times."""
 
@@ -561,6 +568,56 @@ def test_enable_refuses_at_once_what_it_cannot_decode(model: PreTrainedModel) ->
     assert other.generate(torch.tensor([[5, 6]]), max_new_tokens=2, do_sample=False).shape == (1, 4)
 
 
+def test_enable_keeps_its_engine_until_the_model_changes(
+    model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Engine] = []
+    engine_for = enabling.engine_for
+
+    def counted(*args: Any, **kwargs: Any) -> Engine:
+        made.append(engine_for(*args, **kwargs))
+        return made[-1]
+
+    monkeypatch.setattr(enabling, "engine_for", counted)
+    changing = copy.deepcopy(model)
+    ids = torch.tensor(prompts([9]))
+    options = {**GREEDY, "max_new_tokens": 9, "eos_token_id": None}
+
+    def is_plain() -> bool:
+        return torch.equal(changing.generate(ids, **options), type(changing).generate(changing, ids, **options))
+
+    class Negated(torch.nn.Module):
+        def __init__(self, inner: torch.nn.Module) -> None:
+            super().__init__()
+            self.inner, self.sign = inner, 1.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.sign * self.inner(x)
+
+    with lookahead_decoding.enable(changing):
+        for _ in range(3):
+            assert is_plain()
+        changing.train()
+        assert is_plain()
+        changing.eval()
+        with torch.no_grad():
+            changing.lm_head.weight.neg_()  # in place
+        assert is_plain()
+        assert len(made) == 1
+        changing.lm_head = Negated(changing.lm_head)  # a module
+        assert is_plain()
+        assert len(made) == 2
+        changing.lm_head.sign = -1.0  # an attribute, as adapters are switched
+        assert is_plain()
+        assert len(made) == 3
+        changing.lm_head.inner.weight = torch.nn.Parameter(-changing.lm_head.inner.weight)  # a weight
+        assert is_plain()
+        assert len(made) == 4
+        changing.double()
+        assert is_plain()
+        assert len(made) == 5
+
+
 def test_training_mode_is_left_as_it_was(model: PreTrainedModel) -> None:
     model.train()
     try:
@@ -612,3 +669,38 @@ def test_noise_of_rows_ahead_stays_bounded(model: PreTrainedModel, monkeypatch: 
     )
     assert_same(expected, found)
     assert max(held) <= 2 * sampling._LEAST_AHEAD
+
+
+def test_the_hub_folder_is_a_generation_method(
+    model: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    shutil.copytree(ROOT / "custom_generate", tmp_path / "repository" / "custom_generate")
+    inputs = padded(prompts([12, 5]))
+    options = {"max_new_tokens": 20, "eos_token_id": EOS, "pad_token_id": 0, **SAMPLED}
+    method = {"custom_generate": str(tmp_path / "repository"), "trust_remote_code": True}
+    options["eos_token_id"] = None
+    torch.manual_seed(3)
+    expected = model.generate(**inputs, **options)
+    torch.manual_seed(3)
+    statistics, recorder = DecodingStatistics(), Recorder()
+    found = model.generate(**inputs, **options, **method, lookahead="paper", statistics=statistics, streamer=recorder)
+    assert torch.equal(found, expected)
+    assert statistics.steps > 0
+    assert recorder.calls[-1] == "end"
+    with pytest.raises(UnsupportedOptionError, match="beam search"):
+        model.generate(**inputs, **method, num_beams=2, max_new_tokens=2)
+
+
+def test_a_pipeline_says_the_same_with_lookahead(model: PreTrainedModel, tokenizer: Any) -> None:
+    generator = pipeline("text-generation", model=model, tokenizer=tokenizer)
+    texts = ["abcabcabc", "xyz"]
+    options = {"max_new_tokens": 20, "do_sample": False, "batch_size": 2}
+    tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.padding_side = "left"
+    expected = generator(texts, **options)
+    with lookahead_decoding.enable(model) as enabled:
+        assert generator(texts, **options) == expected
+    assert enabled.calls == 1
+    assert generator(texts, **options) == expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,8 +12,10 @@ from transformers import PreTrainedModel
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from lookahead_decoding.config import LookaheadConfig, as_config
-from lookahead_decoding.generation import engine_for, evaluating, generate
+from lookahead_decoding.engine import Engine
+from lookahead_decoding.generation import decode, engine_for, evaluating
 from lookahead_decoding.statistics import DecodingStatistics
+from lookahead_decoding.view import Snapshot
 
 
 class Enabled:
@@ -26,19 +29,30 @@ class Enabled:
         calls: how many calls lookahead decoded.
     """
 
-    def __init__(self, model: PreTrainedModel, options: Mapping[str, Any]) -> None:
+    def __init__(self, model: PreTrainedModel, options: Mapping[str, Any], pack_weights: bool | None) -> None:
         self.model = model
         self.statistics = DecodingStatistics()
         self.calls = 0
         self._options = dict(options)
+        self._pack_weights = pack_weights
         self._before = vars(model).get("generate")
+        self._engine: tuple[Snapshot, Engine] | None = None
 
     def __call__(self, model: PreTrainedModel, *args: Any, **kwargs: Any) -> Tensor | GenerateDecoderOnlyOutput:
         """``model.generate``: what :func:`generate` returns; ``model`` is another one for a copy of the model."""
         steps = self.statistics.steps
-        output = generate(model, *args, **{"statistics": self.statistics, **self._options, **kwargs})
+        options = {"statistics": self.statistics, **self._options, **kwargs}
+        output = decode(functools.partial(self.engine, model), model, *args, **options)
         self.calls += self.statistics.steps > steps
         return output
+
+    def engine(self, model: PreTrainedModel) -> Engine:
+        """The engine of the call before, unless the model has changed since."""
+        if self._engine is None or not self._engine[0].is_current(model):
+            # The old one's packed weights make room first.
+            self._engine = None
+            self._engine = Snapshot(model), engine_for(model, pack_weights=self._pack_weights)
+        return self._engine[1]
 
     def __enter__(self) -> Enabled:
         return self
@@ -47,7 +61,8 @@ class Enabled:
         self.disable()
 
     def disable(self) -> None:
-        """Put back what ``model.generate`` was, whatever was enabled since."""
+        """Put back what ``model.generate`` was, whatever was enabled since, and give up the engine's memory."""
+        self._engine = None
         outer: Enabled | None = None
         current = vars(self.model).get("generate")
         while (enabled := _enabled(current)) is not None:
@@ -76,6 +91,7 @@ def enable(
     *,
     references: Sequence[Sequence[int]] = (),
     on_unsupported: str = "raise",
+    pack_weights: bool | None = None,
 ) -> Enabled:
     """Make ``model.generate`` decode with lookahead, for this model object only; its class is not touched.
 
@@ -85,15 +101,17 @@ def enable(
     Args:
         model: a Transformers causal LM.
         lookahead, references, on_unsupported: as in :func:`generate`; a call may give its own.
+        pack_weights: as in :class:`Engine`.
 
     Raises:
         UnsupportedModelError: the model cannot be decoded with lookahead (unless ``on_unsupported="plain"``).
     """
-    if on_unsupported == "raise":
-        with evaluating(model):
-            engine_for(model, lookahead)
     as_config(lookahead)
-    enabled = Enabled(model, {"lookahead": lookahead, "references": references, "on_unsupported": on_unsupported})
+    options = {"lookahead": lookahead, "references": references, "on_unsupported": on_unsupported}
+    enabled = Enabled(model, options, pack_weights)
+    if on_unsupported != "plain":
+        with evaluating(model):
+            enabled.engine(model)
     model.generate = types.MethodType(enabled, model)
     return enabled
 

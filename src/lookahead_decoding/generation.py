@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import sys
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -21,7 +22,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 
 from lookahead_decoding.batch import Batch
 from lookahead_decoding.budget import CostCurve
-from lookahead_decoding.config import LookaheadConfig
+from lookahead_decoding.config import LookaheadConfig, as_config
 from lookahead_decoding.engine import Engine
 from lookahead_decoding.errors import ConfigError, UnsupportedModelError, UnsupportedOptionError
 from lookahead_decoding.profile import ProfileKey
@@ -67,12 +68,42 @@ def generate(
     Raises:
         UnsupportedModelError, UnsupportedOptionError: what lookahead decoding does not do, in one sentence.
     """
+    return decode(
+        functools.partial(engine_for, model),
+        model,
+        inputs,
+        lookahead=lookahead,
+        tokenizer=tokenizer,
+        streamer=streamer,
+        references=references,
+        on_unsupported=on_unsupported,
+        statistics=statistics,
+        **generate_kwargs,
+    )
+
+
+def decode(
+    make_engine: Callable[[], Engine],
+    model: PreTrainedModel,
+    inputs: Tensor | None = None,
+    *,
+    lookahead: str | Mapping[str, Any] | LookaheadConfig = "default",
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    streamer: Any = None,
+    references: Sequence[Sequence[int]] = (),
+    on_unsupported: str = "raise",
+    statistics: DecodingStatistics | None = None,
+    **generate_kwargs: Any,
+) -> Tensor | GenerateDecoderOnlyOutput:
+    """:func:`generate` on an engine of the caller's."""
     if on_unsupported not in ("raise", "plain"):
         raise ConfigError(f"on_unsupported is raise or plain; got {on_unsupported!r}")
+    as_config(lookahead)  # refused before anything is done
     with evaluating(model):
         try:
-            engine = engine_for(model, lookahead)
-            batch = _batch(engine, resolve(model, inputs, tokenizer=tokenizer, **generate_kwargs), references)
+            engine = make_engine()
+            request = resolve(model, inputs, tokenizer=tokenizer, **generate_kwargs)
+            batch = _batch(engine, request, lookahead, references)
         except (UnsupportedModelError, UnsupportedOptionError) as error:
             if on_unsupported == "raise":
                 raise
@@ -114,8 +145,9 @@ def custom_generate(
     request = Request(input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs)
     check(request)
     with evaluating(model):
-        engine = engine_for(model, lookahead)
-        return _decode(engine, _batch(engine, request, references), streamer or _streamer_of_caller(), statistics)
+        engine = engine_for(model)
+        batch = _batch(engine, request, lookahead, references)
+        return _decode(engine, batch, streamer or _streamer_of_caller(), statistics)
 
 
 def _streamer_of_caller() -> Any:
@@ -134,16 +166,21 @@ def evaluating(model: PreTrainedModel) -> Iterator[None]:
         model.train(training)
 
 
-def engine_for(model: PreTrainedModel, lookahead: str | Mapping[str, Any] | LookaheadConfig) -> Engine:
-    """An engine for one call, which goes by the step times of the calls before."""
-    engine = Engine(model, lookahead=lookahead, pack_weights=False, retained_bytes=0)
+def engine_for(model: PreTrainedModel, *, pack_weights: bool | None = False) -> Engine:
+    """An engine that goes by the step times of the calls before."""
+    engine = Engine(model, pack_weights=pack_weights, retained_bytes=0)
     engine.costs = _costs.setdefault(model, {}).setdefault(engine.profile_key, engine.costs)
     return engine
 
 
-def _batch(engine: Engine, request: Request, references: Sequence[Sequence[int]]) -> Batch:
+def _batch(
+    engine: Engine,
+    request: Request,
+    lookahead: str | Mapping[str, Any] | LookaheadConfig,
+    references: Sequence[Sequence[int]],
+) -> Batch:
     known = [encode_reference(reference, None, engine.runner.vocab_size) for reference in references]
-    return Batch(request, engine.runner, engine.config, known)
+    return Batch(request, engine.runner, engine.configured(lookahead), known)
 
 
 def _decode(

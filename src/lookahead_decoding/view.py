@@ -12,6 +12,7 @@ import functools
 import types
 from typing import Any
 
+import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -25,6 +26,51 @@ def view_of(model: PreTrainedModel, attention: str) -> PreTrainedModel:
     view = _Copier(attention).module(model)
     assert isinstance(view, PreTrainedModel)
     return view
+
+
+class Snapshot:
+    """What a model consisted of at a time, to tell whether a view made then still is a view of it.
+
+    It notices modules, parameters, buffers and attributes that were replaced: adapters added, removed or switched,
+    weights moved or tied anew. What is changed in place is shared with the view.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._placed = _placed(model)
+        self._parts = [(module, _parts(module)) for module in model.modules()]
+
+    def is_current(self, model: PreTrainedModel) -> bool:
+        """Whether ``model`` is what it was."""
+        modules = list(model.modules())
+        return (
+            self._placed == _placed(model)
+            and len(modules) == len(self._parts)
+            and all(
+                now is then and _same(_parts(now), parts)
+                for now, (then, parts) in zip(modules, self._parts, strict=True)
+            )
+        )
+
+
+_PASSING = {"generate", "training", "_modules", "_parameters", "_buffers"}
+"""Attributes that a view does not go by, and those whose entries are looked at one by one."""
+
+
+def _placed(model: PreTrainedModel) -> tuple[torch.dtype, torch.device]:
+    weight = model.get_input_embeddings().weight
+    return weight.dtype, weight.device
+
+
+def _parts(module: nn.Module) -> list[dict[str, Any]]:
+    own = {name: value for name, value in vars(module).items() if name not in _PASSING}
+    return [own, dict(module._modules), dict(module._parameters), dict(module._buffers)]
+
+
+def _same(now: list[dict[str, Any]], then: list[dict[str, Any]]) -> bool:
+    return all(
+        a.keys() == b.keys() and all(value is b[name] for name, value in a.items())
+        for a, b in zip(now, then, strict=True)
+    )
 
 
 class _Copier:
