@@ -15,7 +15,7 @@ from lookahead_decoding.config import LookaheadConfig, as_config
 from lookahead_decoding.engine import Engine
 from lookahead_decoding.generation import decode, engine_for, evaluating
 from lookahead_decoding.statistics import DecodingStatistics
-from lookahead_decoding.view import Snapshot
+from lookahead_decoding.view import Snapshot, unwrapped
 
 
 class Enabled:
@@ -107,6 +107,7 @@ def enable(
         UnsupportedModelError: the model cannot be decoded with lookahead (unless ``on_unsupported="plain"``).
     """
     as_config(lookahead)
+    model = unwrapped(model)
     options = {"lookahead": lookahead, "references": references, "on_unsupported": on_unsupported}
     enabled = Enabled(model, options, pack_weights)
     if on_unsupported != "plain":
@@ -118,5 +119,5 @@ def enable(
 
 def disable(model: PreTrainedModel) -> None:
     """Undo every :func:`enable` of a model; without one, nothing happens."""
-    while (enabled := _enabled(vars(model).get("generate"))) is not None:
+    while (enabled := _enabled(vars(unwrapped(model)).get("generate"))) is not None:
         enabled.disable()

@@ -36,6 +36,7 @@ from lookahead_decoding.sampling import TokenDrawer
 from lookahead_decoding.session import Advance, Session, commit
 from lookahead_decoding.stopping import ERROR, StopRules
 from lookahead_decoding.text import IncrementalDetokenizer, TextStream
+from lookahead_decoding.view import unwrapped
 
 T = TypeVar("T")
 
@@ -77,12 +78,12 @@ class Engine:
         memory: DraftMemory | None = None,
         name: str | None = None,
     ) -> None:
-        self.model = model.eval()
+        self.model = unwrapped(model).eval()
         self.tokenizer = tokenizer
         self.config = as_config(lookahead)
         self._lookahead = lookahead
-        self.runner = ModelRunner(model, attention, pack_weights=pack_weights)
-        self.name = name or model.config.name_or_path or type(model).__name__
+        self.runner = ModelRunner(self.model, attention, pack_weights=pack_weights)
+        self.name = name or self.model.config.name_or_path or type(self.model).__name__
         self.memory = memory
         self._retained = RetainedStores(retained_bytes)
         self.use_profile(find(self.profile_key) if tuned else None)

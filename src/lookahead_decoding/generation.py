@@ -29,6 +29,7 @@ from lookahead_decoding.profile import ProfileKey
 from lookahead_decoding.prompts import encode_reference
 from lookahead_decoding.request import Request, check, resolve
 from lookahead_decoding.statistics import DecodingStatistics
+from lookahead_decoding.view import unwrapped
 
 logger = logging.getLogger(__name__)
 
@@ -99,6 +100,7 @@ def decode(
     if on_unsupported not in ("raise", "plain"):
         raise ConfigError(f"on_unsupported is raise or plain; got {on_unsupported!r}")
     as_config(lookahead)  # refused before anything is done
+    model = unwrapped(model)
     with evaluating(model):
         try:
             engine = make_engine()
@@ -169,7 +171,7 @@ def evaluating(model: PreTrainedModel) -> Iterator[None]:
 def engine_for(model: PreTrainedModel, *, pack_weights: bool | None = False) -> Engine:
     """An engine that goes by the step times of the calls before."""
     engine = Engine(model, pack_weights=pack_weights, retained_bytes=0)
-    engine.costs = _costs.setdefault(model, {}).setdefault(engine.profile_key, engine.costs)
+    engine.costs = _costs.setdefault(engine.model, {}).setdefault(engine.profile_key, engine.costs)
     return engine
 
 

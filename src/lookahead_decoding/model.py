@@ -27,7 +27,7 @@ from lookahead_decoding.errors import ConfigError, UnsupportedModelError
 from lookahead_decoding.packing import pack_linears, should_pack
 from lookahead_decoding.plan import StepPlan
 from lookahead_decoding.probe import ATTENTION_BACKENDS, probe
-from lookahead_decoding.view import view_of
+from lookahead_decoding.view import input_device, view_of
 
 AttentionInterface.register(PACKED, packed_attention)
 
@@ -112,9 +112,7 @@ class ModelRunner:
     @property
     def device(self) -> torch.device:
         """Where token ids go in."""
-        device = self.model.get_input_embeddings().weight.device
-        assert isinstance(device, torch.device)
-        return device
+        return input_device(self.model)
 
     @property
     def max_position(self) -> int | None:

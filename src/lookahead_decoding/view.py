@@ -16,6 +16,41 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from lookahead_decoding.errors import ConfigError, UnsupportedModelError
+
+
+def unwrapped(model: Any) -> PreTrainedModel:
+    """The Transformers model inside what ``torch.compile`` or an adapter library made of it.
+
+    Raises:
+        UnsupportedModelError: the adapter computes tokens of its own in front of the prompt.
+        ConfigError: there is no Transformers model inside.
+    """
+    inner = getattr(model, "_orig_mod", model)
+    if callable(base := getattr(inner, "get_base_model", None)):
+        adapter = getattr(inner, "active_peft_config", None)
+        if getattr(adapter, "is_prompt_learning", False):
+            raise UnsupportedModelError(
+                f"{type(adapter).__name__} puts learned states before the prompt, which is not decoded with lookahead; "
+                "use the model's own generate()"
+            )
+        inner = base()
+    if not isinstance(inner, PreTrainedModel):
+        raise ConfigError(f"lookahead decodes a Transformers causal LM; got {type(model).__name__}")
+    return inner
+
+
+def input_device(model: PreTrainedModel) -> torch.device:
+    """Where token ids go in; for weights that accelerate offloads, where it brings them for the pass."""
+    embeddings = model.get_input_embeddings()
+    device = embeddings.weight.device
+    if device.type == "meta":
+        hook = getattr(embeddings, "_hf_hook", None)
+        for each in getattr(hook, "hooks", [hook]):
+            device = torch.device(getattr(each, "execution_device", None) or device)
+    assert isinstance(device, torch.device)
+    return device
+
 
 def view_of(model: PreTrainedModel, attention: str) -> PreTrainedModel:
     """A structural copy of ``model`` whose config names ``attention``.
@@ -57,8 +92,7 @@ _PASSING = {"generate", "training", "_modules", "_parameters", "_buffers"}
 
 
 def _placed(model: PreTrainedModel) -> tuple[torch.dtype, torch.device]:
-    weight = model.get_input_embeddings().weight
-    return weight.dtype, weight.device
+    return model.get_input_embeddings().weight.dtype, input_device(model)
 
 
 def _parts(module: nn.Module) -> list[dict[str, Any]]:
@@ -90,6 +124,7 @@ class _Copier:
         own["_modules"] = {
             name: None if child is None else self.module(child) for name, child in original._modules.items()
         }
+        own["_compiled_call_impl"] = None  # of model.compile(): it would run the original
         # Rotary frequencies that follow the pass are kept in buffers, and each view follows its own passes.
         own["_buffers"] = {
             name: buffer.clone() if buffer is not None and name.endswith("inv_freq") else buffer
