@@ -610,12 +610,19 @@ def test_enable_keeps_its_engine_until_the_model_changes(
         changing.lm_head.sign = -1.0  # an attribute, as adapters are switched
         assert is_plain()
         assert len(made) == 3
-        changing.lm_head.inner.weight = torch.nn.Parameter(-changing.lm_head.inner.weight)  # a weight
+        changing.lm_head.merged = []
         assert is_plain()
-        assert len(made) == 4
-        changing.double()
+        with torch.no_grad():
+            changing.lm_head.inner.weight.data *= -1  # leaves no trace, but adapters note what they merged
+        changing.lm_head.merged.append("adapter")
         assert is_plain()
         assert len(made) == 5
+        changing.lm_head.inner.weight = torch.nn.Parameter(-changing.lm_head.inner.weight)  # a weight
+        assert is_plain()
+        assert len(made) == 6
+        changing.double()
+        assert is_plain()
+        assert len(made) == 7
 
 
 def test_training_mode_is_left_as_it_was(model: PreTrainedModel) -> None:

@@ -66,8 +66,8 @@ def view_of(model: PreTrainedModel, attention: str) -> PreTrainedModel:
 class Snapshot:
     """What a model consisted of at a time, to tell whether a view made then still is a view of it.
 
-    It notices modules, parameters, buffers and attributes that were replaced: adapters added, removed or switched,
-    weights moved or tied anew. What is changed in place is shared with the view.
+    It notices modules, parameters, buffers and attributes that were replaced, and lists that changed: adapters added,
+    removed, switched or merged, weights moved or tied anew. What else is changed in place is shared with the view.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -96,15 +96,24 @@ def _placed(model: PreTrainedModel) -> tuple[torch.dtype, torch.device]:
 
 
 def _parts(module: nn.Module) -> list[dict[str, Any]]:
-    own = {name: value for name, value in vars(module).items() if name not in _PASSING}
+    own = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in vars(module).items()
+        if name not in _PASSING
+    }
     return [own, dict(module._modules), dict(module._parameters), dict(module._buffers)]
 
 
 def _same(now: list[dict[str, Any]], then: list[dict[str, Any]]) -> bool:
     return all(
-        a.keys() == b.keys() and all(value is b[name] for name, value in a.items())
+        a.keys() == b.keys() and all(value is b[name] or _same_list(value, b[name]) for name, value in a.items())
         for a, b in zip(now, then, strict=True)
     )
+
+
+def _same_list(now: Any, then: Any) -> bool:
+    both_are = isinstance(now, tuple) and isinstance(then, tuple) and len(now) == len(then)
+    return both_are and all(a is b for a, b in zip(now, then, strict=True))
 
 
 class _Copier:
