@@ -67,3 +67,12 @@ SAMPLED=("$PYTHON" tokens_per_step.py "${MT_BENCH[@]}" --stride 10 --seeds 3)
 } > "$OUT/memory.jsonl"
 "$PYTHON" exactness.py "$DATA/mt_bench_question.jsonl" --stride 16 --lookahead default --lookahead paper \
   > "$OUT/exactness.jsonl"
+
+# bf16 against plain decoding: the counts, and the prompts that differ; what is called a bug (1) is a figure as well.
+sed -n '1~2p' "$DATA/mt_bench_question.jsonl" > "$TEXTS/second.jsonl"
+sed -n '1~4p' "$DATA/mt_bench_question.jsonl" > "$TEXTS/fourth.jsonl"
+CHECK=("$PYTHON" -m lookahead_decoding bench check --threads 1 --json --prompts)
+{
+  "${CHECK[@]}" "$TEXTS/second.jsonl" || [ $? = 1 ]
+  "${CHECK[@]}" "$TEXTS/fourth.jsonl" --temperature 1 --seed 0 || [ $? = 1 ]
+} | grep -v '"identical": true' > "$OUT/check.jsonl"

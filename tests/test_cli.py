@@ -403,7 +403,7 @@ def test_logits_that_are_no_numbers_fail(generate: Run, monkeypatch: pytest.Monk
     from lookahead_decoding.model import ModelRunner
 
     def forward(self: ModelRunner, steps: Any) -> list[torch.Tensor]:
-        return [torch.full((len(plan.reads), self.vocab_size), torch.nan) for plan, _ in steps]
+        return [torch.full((len(plan.reads), self.vocab_size), torch.nan) for plan, *_ in steps]
 
     monkeypatch.setattr(ModelRunner, "forward", forward)
     outcome = generate("Hello")

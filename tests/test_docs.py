@@ -191,11 +191,10 @@ COMMANDS = [
 
 def parse(words: list[str]) -> dict[str, Any]:
     """The options of a ``lookahead`` command, without running it."""
-    program = typer.main.get_command(app)
-    if not words or words[0].startswith("-"):
-        return dict(program.make_context("lookahead", list(words)).params)
-    command = program.commands[words[0]]  # type: ignore[attr-defined]
-    return dict(command.make_context(words[0], list(words[1:])).params)
+    command, rest = typer.main.get_command(app), list(words)
+    while rest and not rest[0].startswith("-") and (commands := getattr(command, "commands", None)):
+        command = commands[rest.pop(0)]
+    return dict(command.make_context("lookahead", rest).params)
 
 
 @pytest.mark.usefixtures("_in_a_folder_of_the_page")
@@ -218,6 +217,8 @@ def test_a_shell_command_exists_and_takes_its_options(page: Path, words: list[st
     [
         "lookahead generate --no-such-option x",
         "lookahead dance",
+        "lookahead bench dance",
+        "lookahead bench check --no-such-option",
         "lookahead generate -W many x",
         "lookahead chat -G -1",
     ],
@@ -307,8 +308,11 @@ def test_the_json_tables_name_every_key(model: PreTrainedModel) -> None:
 
 
 def test_the_option_tables_name_every_option() -> None:
-    program = typer.main.get_command(app)
-    commands = program.commands.values()  # type: ignore[attr-defined]
+    def leaves(command: Any) -> Iterator[Any]:
+        for each in command.commands.values():
+            yield from leaves(each) if hasattr(each, "commands") else [each]
+
+    commands = leaves(typer.main.get_command(app))
     options = (each for command in commands for each in command.params if each.param_type_name == "option")
     expected = {name for option in options for name in option.opts} - {"--help", "-h"}
     assert table("docs/command-line.md", "## Options").keys() == expected | {"PROMPT"}

@@ -24,7 +24,7 @@ LAYERS = (
     INTEGERS,
     ("sampling", "text", "cache", "attention", "view", "packing", "probe", "model", "pretrained", "gguf"),
     ("stopping", "request", "prompts", "retention", "session", "completion", "hub", "engine", "reference", "profile"),
-    ("batch", "generation", "enabling", "compare", "threads", "tune", "cli", "__main__"),
+    ("batch", "generation", "enabling", "compare", "check", "threads", "tune", "cli", "__main__"),
 )
 LAYER_OF = {name: layer for layer, names in enumerate(LAYERS) for name in names}
 LAYER_OF["__version__"] = 0  # the only name that modules take from the package itself

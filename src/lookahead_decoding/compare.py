@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,18 +16,21 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from lookahead_decoding.cache import KVStore
+from lookahead_decoding.cache import KVStore, free_memory
 from lookahead_decoding.completion import Completion
+from lookahead_decoding.config import preset
 from lookahead_decoding.engine import Engine
+from lookahead_decoding.errors import CapacityError
 from lookahead_decoding.model import ModelRunner
 from lookahead_decoding.plan import StepPlan, plan_prefill
 from lookahead_decoding.request import resolve
-from lookahead_decoding.sampling import NoiseStream
 from lookahead_decoding.tree import TokenTree
 
 TIE, BUG = "tie", "bug"
 
 _WARM_UP_PROMPT, _WARM_UP_TOKENS = 32, 8
+_CHUNK = preset("plain").prefill_chunk
+"""Prompt tokens per pass of plain decoding."""
 _EXACT = (torch.float32, torch.float64)
 """In these any difference is a bug: what rounding leaves open is far below any gap that is met."""
 
@@ -145,14 +148,7 @@ def compare_with_plain(engine: Engine, prompt_ids: Sequence[int], lookahead: Com
 def first_difference(
     engine: Engine, prompt_ids: Sequence[int], plain: Completion, other: Completion
 ) -> Difference | None:
-    """The first token in which two completions of one prompt differ, and whether it is a tie or a bug.
-
-    In bfloat16 and float16 it is a tie only if, behind the tokens that both share, the two are float32's
-    first two and no further apart than twice the largest rounding error of a logit in a plain pass of width
-    1. They are ranked by their processed scores; when sampling, by score - log q with the position's noise q.
-    In float32 and float64, and where one completion merely ended earlier, it is a bug.
-
-    For a tie to be told, the weights are copied to float32 for a moment: that takes four bytes per parameter.
+    """The first token in which two completions of one prompt differ, judged by a :class:`Judge` of its own.
 
     Args:
         engine: the one that made both.
@@ -160,23 +156,109 @@ def first_difference(
         plain: made with the preset ``plain``.
         other: made with the same options and, when sampling, the same seed.
     """
-    index = _first_unequal(plain.token_ids, other.token_ids)
-    if index is None:
-        return None
-    plain_token, other_token = _at(plain.token_ids, index), _at(other.token_ids, index)
-    if plain_token is None or other_token is None or engine.model.dtype in _EXACT:
-        return Difference(index, plain_token, other_token, BUG)
-    context = [*prompt_ids, *plain.token_ids[:index]]
-    with torch.no_grad():
-        exact = _exact_logits(engine, context)
-        rounding = (_plain_logits(engine.runner, context) - exact).abs().max().item()
-        scores = _scores(engine, plain.sampling, context, len(prompt_ids), exact)
-    gap = (scores[plain_token] - scores[other_token]).abs().item()
-    bound = 2 * rounding / plain.sampling.get("temperature", 1.0)
-    lower = torch.minimum(scores[plain_token], scores[other_token])
-    are_first_two = int((scores > lower).sum()) <= 1
-    label = TIE if are_first_two and gap <= bound else BUG
-    return Difference(index, plain_token, other_token, label, gap if math.isfinite(gap) else None, bound)
+    with Judge(engine) as judge:
+        return judge.first_difference(prompt_ids, plain.token_ids, other.token_ids, plain.sampling)
+
+
+class Judge:
+    """Tells ties from bugs, in a ``with`` block.
+
+    In bfloat16 and float16 a difference is a tie only if, behind the tokens that both share, the two are float32's
+    first two and no further apart than twice the largest rounding error of a logit in plain decoding's pass. They are
+    ranked by their processed scores; when sampling, by score - log q with the position's noise q. In float32 and
+    float64, and where one text merely ended earlier, it is a bug.
+
+    What it goes by is computed without trees, guesses and kept noise: a fault in those cannot excuse itself.
+
+    The first difference in bfloat16 or float16 copies the weights to float32, four bytes per parameter; the end of the
+    block releases them.
+
+    Args:
+        engine: the one that made the texts.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._exact: ModelRunner | None = None
+
+    def __enter__(self) -> Judge:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._exact = None
+
+    def first_difference(
+        self, prompt_ids: Sequence[int], plain: Sequence[int], other: Sequence[int], sampling: Mapping[str, Any]
+    ) -> Difference | None:
+        """The first token that differs, and whether it is a tie or a bug; None where all are equal.
+
+        Args:
+            prompt_ids: the prompt.
+            plain, other: the new tokens of plain decoding, and those to be judged.
+            sampling: both texts', as :attr:`Completion.sampling` has it.
+
+        Raises:
+            CapacityError: the weights in float32 do not fit the memory.
+        """
+        index = _first_unequal(plain, other)
+        if index is None:
+            return None
+        plain_token, other_token = _at(plain, index), _at(other, index)
+        if plain_token is None or other_token is None or self._engine.model.dtype in _EXACT:
+            return Difference(index, plain_token, other_token, BUG)
+        runner = self._exact_runner()
+        with torch.inference_mode():
+            exact = _logits_along(runner, prompt_ids, plain[:index])
+            rounding = (_logits_along(self._engine.runner, prompt_ids, plain[:index]) - exact).abs().max().item()
+            scores = _scores(self._engine, sampling, prompt_ids, plain[:index], exact)
+        gap = (scores[plain_token] - scores[other_token]).abs().item()
+        bound = 2 * rounding / sampling.get("temperature", 1.0)
+        lower = torch.minimum(scores[plain_token], scores[other_token])
+        are_first_two = int((scores > lower).sum()) <= 1
+        label = TIE if are_first_two and gap <= bound else BUG
+        return Difference(index, plain_token, other_token, label, gap if math.isfinite(gap) else None, bound)
+
+    def _exact_runner(self) -> ModelRunner:
+        """The same weights in float32."""
+        if self._exact is None:
+            model, device = self._engine.model, self._engine.runner.device
+            needed = 4 * sum(parameter.numel() for parameter in model.parameters())
+            free = free_memory(device)
+            if free is not None and needed > free:
+                raise CapacityError(
+                    f"to tell a tie from a bug takes the weights in float32, {needed / 2**20:,.0f} MiB, and {device} "
+                    f"has {free / 2**20:,.0f} MiB free; use a smaller model, or --dtype float32, where nothing is a tie"
+                )
+            exact: PreTrainedModel = copy.deepcopy(model).float()
+            self._exact = ModelRunner(exact, self._engine.runner.attention)
+        return self._exact
+
+
+class PlainPath:
+    """One text, computed by the passes of plain decoding: the prompt in chunks, then a token at a time.
+
+    Args:
+        runner: the model.
+    """
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+        self._store = KVStore(runner.spec)
+
+    def logits(self, ids: Sequence[int]) -> Tensor:
+        """Logits ``[V]`` in float32 of the token behind ``ids``, which go on where those of the last call ended."""
+        runner, store = self._runner, self._store
+        if runner.must_recompute(len(ids), store.length):
+            store.truncate(0)
+        chunk = _CHUNK if runner.rope_switch is None else len(ids)
+        while len(ids) - store.length > chunk:
+            runner.forward([(plan_prefill(ids[store.length : store.length + chunk]), store, None)])
+            store.keep(range(chunk))
+        pending = ids[store.length :]
+        last = len(pending) - 1
+        (logits,) = runner.forward([(StepPlan(TokenTree.chain(pending), start=last, reads=(last,)), store, None)])
+        store.keep(range(len(pending)))
+        return logits[0].float()
 
 
 def _first_unequal(a: Sequence[int], b: Sequence[int]) -> int | None:
@@ -191,34 +273,30 @@ def _at(tokens: Sequence[int], index: int) -> int | None:
     return tokens[index] if index < len(tokens) else None
 
 
-def _exact_logits(engine: Engine, context: Sequence[int]) -> Tensor:
-    """Logits ``[V]`` of the next token from the same weights in float32."""
-    model: PreTrainedModel = copy.deepcopy(engine.model).float()
-    return _plain_logits(ModelRunner(model, engine.runner.attention), context)
-
-
-def _plain_logits(runner: ModelRunner, context: Sequence[int]) -> Tensor:
-    """Logits ``[V]`` in float32 of a plain step: the last token alone, on a cache of those before it."""
-    *before, last = context
-    store = KVStore(runner.spec)
-    if before:
-        runner.forward([(plan_prefill(before), store, None)])
-        store.keep(range(len(before)))
-    (logits,) = runner.forward([(StepPlan(TokenTree.chain([last]), start=0, reads=(0,)), store, None)])
-    return logits[0].float()
+def _logits_along(runner: ModelRunner, prompt_ids: Sequence[int], tokens: Sequence[int]) -> Tensor:
+    """Logits ``[V]`` in float32 behind a prompt and new tokens, by the passes that plain decoding makes."""
+    path = PlainPath(runner)
+    ids = list(prompt_ids)
+    logits = path.logits(ids)
+    for token in tokens:
+        ids.append(token)
+        logits = path.logits(ids)
+    return logits
 
 
 def _scores(
-    engine: Engine, sampling: dict[str, Any], context: Sequence[int], num_prompt: int, logits: Tensor
+    engine: Engine, sampling: Mapping[str, Any], prompt_ids: Sequence[int], tokens: Sequence[int], logits: Tensor
 ) -> Tensor:
     """What the next token is the largest of, ``[V]``: the processed logits; when sampling, minus log q."""
-    ids = torch.tensor([list(context)], device=engine.runner.device)
+    ids = torch.tensor([[*prompt_ids, *tokens]], device=engine.runner.device)
     options = {name: value for name, value in sampling.items() if name != "seed" and value is not None}
-    index = len(context) - num_prompt
-    request = resolve(engine.model, ids[:, :num_prompt], max_new_tokens=index + 1, **options)
+    request = resolve(engine.model, ids[:, : len(prompt_ids)], max_new_tokens=len(tokens) + 1, **options)
     scores: Tensor = request.processors(ids, logits[None].clone())
     if request.samples:
+        # As torch.multinomial draws it, a row per token from the first on.
         generator = torch.Generator(ids.device).manual_seed(sampling["seed"])
-        noise = NoiseStream(engine.runner.vocab_size, generator, ids.device)
-        scores = scores - noise.at(index).log()
+        noise = torch.empty_like(scores)
+        for _ in range(len(tokens) + 1):
+            noise.exponential_(generator=generator)
+        scores = scores - noise.log()
     return scores[0]

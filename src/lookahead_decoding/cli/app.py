@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from lookahead_decoding import __version__
+from lookahead_decoding.cli.bench import bench
 from lookahead_decoding.cli.chat import chat
 from lookahead_decoding.cli.demo import demo
 from lookahead_decoding.cli.failures import EXIT_USAGE, exits_cleanly, print_error
@@ -19,6 +20,7 @@ from lookahead_decoding.cli.tune import tune
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["--help", "-h"]})
 for command in (generate, chat, info, demo, tune):
     app.command()(exits_cleanly(takes_groups(command)))
+app.add_typer(bench, name="bench")
 
 
 @app.callback(invoke_without_command=True)

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from lookahead_decoding.cli.failures import EXIT_FAILED
 from lookahead_decoding.cli.options import Model, ModelOptions, NoColor, Threads, Verbose
-from lookahead_decoding.cli.prompt import has_chat_template, messages
+from lookahead_decoding.cli.prompt import as_chat
 from lookahead_decoding.cli.screen import Screen
 from lookahead_decoding.cli.setup import open_engine
 from lookahead_decoding.config import DEFAULT_DTYPE
@@ -73,7 +73,7 @@ def demo(
     engine, choice = open_engine(model, ModelOptions(dtype="float32", threads=threads), verbose=verbose)
     print(f"{engine.name} on {engine.runner.device}, threads: {choice.threads} ({choice.reason})")
     Screen(engine.config, no_color=no_color).legend()
-    prompts = {name: _encode(engine, text) for name, text in PROMPTS.items()}
+    prompts = {name: as_chat(engine, text) for name, text in PROMPTS.items()}
     are_equal = [_check(engine, name, ids, max_new_tokens, no_color) for name, ids in prompts.items()]
 
     del engine  # its weights need not stay while the next ones come
@@ -87,10 +87,6 @@ def demo(
     )
     ok = all(are_equal) and not any(measurement.comparison.is_bug for measurement in measurements)
     return 0 if ok else EXIT_FAILED
-
-
-def _encode(engine: Engine, text: str) -> list[int]:
-    return engine.encode(messages(text) if has_chat_template(engine) else text)
 
 
 def _check(engine: Engine, name: str, ids: list[int], max_new_tokens: int, no_color: bool) -> bool:

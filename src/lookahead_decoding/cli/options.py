@@ -49,6 +49,15 @@ Memory = Annotated[
     _guessing("--memory", metavar="FILE", help="Guess from what earlier runs left in this file, and add to it."),
 ]
 AsJson = Annotated[bool, output_option("--json", help="Print one JSON object, and nothing else, on standard output.")]
+Prompts = Annotated[
+    Path | None,
+    prompt_option(
+        "--prompts",
+        metavar="FILE",
+        help='Prompts like yours, a line each: FILE.txt, or JSON: a string, {"prompt": ...} or {"turns": [...]}.',
+        show_default="four built-in ones",
+    ),
+]
 System = Annotated[
     str | None,
     prompt_option("--system", metavar="TEXT", help="The system message.", show_default="the template's"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,6 +76,50 @@ def messages(text: str, *, system: str | None = None) -> list[dict[str, Any]]:
 def has_chat_template(engine: Engine) -> bool:
     """Whether messages can be turned into a prompt."""
     return engine.tokenizer is not None and engine.tokenizer.chat_template is not None
+
+
+def as_chat(engine: Engine, text: str) -> list[int]:
+    """The token ids of a user's message, or of the text as it is where the model has no chat template."""
+    return engine.encode(messages(text) if has_chat_template(engine) else text)
+
+
+def read_prompts(path: Path) -> list[str]:
+    """The prompts of a file: a line each of ``FILE.txt``; of any other file a JSON value per line.
+
+    A value is a text, ``{"prompt": text}``, or ``{"turns": [text, ...]}``, of which the first counts. Empty lines are
+    left out.
+
+    Raises:
+        ConfigError: a file that cannot be read, has no prompt, or has a line that is none.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise ConfigError(f"cannot read the prompts {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the prompts {path} are not UTF-8 text (byte {error.start}: {error.reason})") from error
+    prompts = [(i, line) for i, line in enumerate(lines, start=1) if line.strip()]
+    if not prompts:
+        raise ConfigError(f"the prompts {path} are empty; give at least one")
+    if path.suffix.lower() == ".txt":
+        return [line for _, line in prompts]
+    return [_prompt_of(line, f"line {i} of {path}") for i, line in prompts]
+
+
+def _prompt_of(line: str, place: str) -> str:
+    try:
+        value: Any = json.loads(line)
+    except ValueError as error:
+        raise ConfigError(f"{place} is not JSON: {error}; a file with a prompt per line is called FILE.txt") from error
+    text = value
+    if isinstance(value, dict):
+        turns = value.get("turns")
+        text = value.get("prompt", turns[0] if isinstance(turns, list) and turns else None)
+    if not isinstance(text, str) or not text:
+        raise ConfigError(
+            f'{place} is neither a JSON string nor {{"prompt": "..."}} nor {{"turns": ["...", ...]}} with a text'
+        )
+    return text
 
 
 def check_text(text: str) -> str:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from lookahead_decoding.compare import Comparison
+    from lookahead_decoding.compare import Comparison, Difference
     from lookahead_decoding.completion import Completion
     from lookahead_decoding.engine import Engine
     from lookahead_decoding.statistics import DecodingStatistics
@@ -110,19 +110,41 @@ def verdict(comparison: Comparison, engine: Engine) -> str:
     if difference is None:
         return f"{speeds}, identical tokens"
 
-    def named(token: int | None) -> str:
-        if token is None:
-            return "the end"
-        return repr(engine.tokenizer.decode([token])) if engine.tokenizer is not None else str(token)
-
     evidence = ""
     if difference.bound is not None:
-        gap = "infinite" if difference.gap is None else f"{difference.gap:.3g}"
-        evidence = f" (gap in float32 {gap}, rounding explains {difference.bound:.3g})"
-    return (
-        f"{speeds}, first difference at token {difference.index}: plain has {named(difference.plain_token)}, "
-        f"lookahead {named(difference.lookahead_token)}: {difference.label}{evidence}"
+        evidence = f" (gap in float32 {gap_of(difference)}, rounding explains {bound_of(difference)})"
+    plain_token, lookahead_token = (
+        quoted_token(engine, token) for token in (difference.plain_token, difference.lookahead_token)
     )
+    return (
+        f"{speeds}, first difference at token {difference.index}: plain has {plain_token}, "
+        f"lookahead {lookahead_token}: {difference.label}{evidence}"
+    )
+
+
+def token_text(engine: Engine, token: int | None) -> str | None:
+    """What a token decodes to, its number without a tokenizer; None where a text had ended."""
+    if token is None:
+        return None
+    return str(engine.tokenizer.decode([token])) if engine.tokenizer is not None else str(token)
+
+
+def quoted_token(engine: Engine, token: int | None) -> str:
+    """The same for people."""
+    text = token_text(engine, token)
+    return "the end" if text is None else repr(text)
+
+
+def gap_of(difference: Difference) -> str:
+    """A difference's gap for people; it belongs to a bound."""
+    if difference.bound is None:
+        return "-"
+    return "infinite" if difference.gap is None else f"{difference.gap:.3g}"
+
+
+def bound_of(difference: Difference) -> str:
+    """The gap that rounding explains, for people."""
+    return "-" if difference.bound is None else f"{difference.bound:.3g}"
 
 
 def mebibytes(nbytes: int) -> str:

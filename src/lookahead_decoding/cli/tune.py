@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from lookahead_decoding.cli.demo import PROMPTS as DEMO_PROMPTS
-from lookahead_decoding.cli.options import AsJson, ModelArgument, ModelOptions, Verbose, output_option
-from lookahead_decoding.cli.prompt import has_chat_template, messages
+from lookahead_decoding.cli.options import AsJson, ModelArgument, ModelOptions, Prompts, Verbose, output_option
+from lookahead_decoding.cli.progress import progress_bar
+from lookahead_decoding.cli.prompt import as_chat, read_prompts
 from lookahead_decoding.cli.report import how_to_guess, note
 from lookahead_decoding.cli.setup import open_engine
 from lookahead_decoding.errors import ConfigError
 
 if TYPE_CHECKING:
     from lookahead_decoding.profile import Profile, StepTimes
-    from lookahead_decoding.tune import Progress as Report
     from lookahead_decoding.tune import Tuning
 
 PROMPTS = (
@@ -69,14 +66,6 @@ Contexts = Annotated[
 MaxNodes = Annotated[int, typer.Option(min=2, max=128, help="The widest step to time.")]
 Repeats = Annotated[int, typer.Option(min=1, help="Timed runs of each kind.")]
 MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", "-n", min=2, help="Tokens per answer.")]
-Prompts = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help='Prompts like yours: a JSON string or {"prompt": ...} per line.',
-        show_default="four built-in ones",
-    ),
-]
 Plot = Annotated[Path | None, output_option(metavar="FILE.png", help="Draw the step times.")]
 DryRun = Annotated[bool, output_option("--dry-run", help="Store nothing.")]
 
@@ -97,7 +86,7 @@ def tune(
 ) -> int:
     """Measure how step time grows here, choose how to guess, and keep that for every later run."""
     lengths = None if contexts is None else _read_contexts(contexts)
-    texts = PROMPTS if prompts is None else _read_prompts(prompts)
+    texts = PROMPTS if prompts is None else read_prompts(prompts)
     if plot is not None:
         _check_plot(plot)
     engine, choice = open_engine(model, load, tuned=False, verbose=verbose)
@@ -107,11 +96,10 @@ def tune(
     from lookahead_decoding.tune import CONTEXTS
     from lookahead_decoding.tune import tune as measure_and_choose
 
-    is_chat = has_chat_template(engine)
-    with _progress_bar() as report:
+    with progress_bar() as report:
         tuning = measure_and_choose(
             engine,
-            [engine.encode(messages(text) if is_chat else text) for text in texts],
+            [as_chat(engine, text) for text in texts],
             contexts=lengths or CONTEXTS,
             max_nodes=max_nodes,
             repeats=repeats,
@@ -144,52 +132,7 @@ def _read_contexts(text: str) -> list[int]:
     return [int(number) for number in numbers]
 
 
-def _read_prompts(path: Path) -> list[str]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise ConfigError(f"cannot read the prompts {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"the prompts {path} are not UTF-8 text (byte {error.start}: {error.reason})") from error
-    prompts = [_prompt_of(line, f"line {i} of {path}") for i, line in enumerate(lines, start=1) if line.strip()]
-    if not prompts:
-        raise ConfigError(f"the prompts {path} are empty; give at least one")
-    return prompts
-
-
-def _prompt_of(line: str, place: str) -> str:
-    try:
-        value: Any = json.loads(line)
-    except ValueError as error:
-        raise ConfigError(f"{place} is not JSON: {error}") from error
-    text = value.get("prompt") if isinstance(value, dict) else value
-    if not isinstance(text, str) or not text:
-        raise ConfigError(f'{place} is neither a JSON string nor {{"prompt": "..."}} with a text')
-    return text
-
-
 # Output
-
-
-@contextlib.contextmanager
-def _progress_bar() -> Iterator[Report]:
-    """On standard error, if that is a terminal."""
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        tasks: dict[str, TaskID] = {}
-
-        def report(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = progress.add_task(what, total=total)
-            progress.update(tasks[what], completed=done)
-
-        yield report
 
 
 def _show(tuning: Tuning) -> None:
