@@ -26,7 +26,7 @@ from lookahead_decoding.cli import main
 from lookahead_decoding.cli.screen import Screen
 from lookahead_decoding.completion import Chunk
 from lookahead_decoding.config import MAX_NEW_TOKENS, PRESETS
-from model_files import save_chat_model
+from model_files import save_chat_model, write_gguf
 
 CONTEXT = 100_000  # positions; a test that interrupts needs an answer that would take long
 JSON_KEYS = {
@@ -574,6 +574,20 @@ def test_info_for_people_says_the_same(lookahead: Run, folder: str) -> None:
     shown = lookahead("info", folder, "--dtype", "float32", "--threads", "1").out
     for word in ("LlamaForCausalLM", "512 bytes per token", "packed", "1 chosen", *PRESETS):
         assert word in shown
+
+
+def test_a_gguf_file_is_said_to_be_dequantised_and_how_much_memory_that_takes(
+    lookahead: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("accelerate", reason="the extra gguf is not installed")
+    monkeypatch.setenv("LOOKAHEAD_CACHE", str(tmp_path / "cache"))
+    file = tmp_path / "tiny.gguf"
+    write_gguf(file)
+    converting, loading = lookahead("info", str(file), "--dtype", "bfloat16", "--threads", "1").err.splitlines()
+    assert "dequantised to float32, take 0.1 MiB of disk" in converting
+    assert loading == f"loading {file}: GGUF weights are dequantised, to bfloat16, and take 0.0 MiB of memory"
+    assert lookahead("info", str(file), "--dtype", "bfloat16", "--threads", "1").err.splitlines() == [loading]
+    assert loading in lookahead("generate", "a", "--model", str(file), "-n", "1", "--dtype", "bfloat16").err
 
 
 def test_info_of_a_model_that_is_not_there_is_an_error(lookahead: Run) -> None:

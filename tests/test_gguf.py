@@ -124,6 +124,23 @@ def test_the_same_content_is_converted_once(file: Path, cache: Path, caplog: pyt
     assert folders(cache) == [first.name]
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_memory_of_the_dequantised_weights_is_told_before_they_are_loaded(
+    dtype: str, file: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, logger=hub.__name__)
+    before: list[str] = []
+    load_model = hub.load_tokenizer_and_model
+    monkeypatch.setattr(
+        hub, "load_tokenizer_and_model", lambda *given: before.extend(caplog.messages) or load_model(*given)
+    )
+    model = hub.load(str(file), dtype=dtype).model
+    weights = sum(weight.nbytes for weight in model.parameters())
+    told = f"loading {file}: GGUF weights are dequantised, to {dtype}, and take {weights / 2**20:.1f} MiB of memory"
+    assert before == [told]
+    assert gguf.dequantised_size(Path(hub.load(str(file)).path), model.dtype) == pytest.approx(weights, rel=0.05)
+
+
 def test_changed_content_is_converted_anew(file: Path, cache: Path) -> None:
     first = gguf.converted(file)
     write_gguf(file, seed=1)

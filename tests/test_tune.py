@@ -63,7 +63,7 @@ def test_every_width_is_timed_over_every_context_in_turn(engine: Engine, monkeyp
     forward = ModelRunner.forward
 
     def noted(runner: ModelRunner, steps: Any) -> Any:
-        ((plan, store),) = steps
+        ((plan, store, _),) = steps
         seen.append((store.length, len(plan.tree)))
         assert plan.reads == tuple(range(len(plan.tree)))
         assert len(plan.tree) < 4 or not plan.tree.is_chain

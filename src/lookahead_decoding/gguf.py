@@ -84,6 +84,11 @@ def converted(gguf: Path) -> Path:
     return target
 
 
+def dequantised_size(folder: Path, dtype: torch.dtype) -> int:
+    """How many bytes the weights of a converted folder take in memory."""
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors")) // 4 * dtype.itemsize
+
+
 def _extra(module: str) -> Any:
     """Import a package of the extra ``gguf``."""
     try:
@@ -106,8 +111,8 @@ def _replace(target: Path, gguf: Path) -> None:
         free = shutil.disk_usage(staging).free
         if free < 1.02 * size:
             raise CapacityError(
-                f"converting {str(gguf)!r} takes {_mebibytes(size)} of disk and {str(target.parent)!r} has "
-                f"{_mebibytes(free)} left; free some, or set LOOKAHEAD_CACHE to another folder"
+                f"converting {str(gguf)!r} takes {mebibytes(size)} of disk and {str(target.parent)!r} has "
+                f"{mebibytes(free)} left; free some, or set LOOKAHEAD_CACHE to another folder"
             )
         if target.exists():
             logger.warning("%s is damaged and is converted again", target)
@@ -115,7 +120,7 @@ def _replace(target: Path, gguf: Path) -> None:
             "converting %s once: its weights, dequantised to float32, take %s of disk in %s, and twice that "
             "of memory meanwhile",
             gguf,
-            _mebibytes(size),
+            mebibytes(size),
             target.parent,
         )
         _convert(gguf, staging / "source", result)
@@ -210,5 +215,6 @@ def _sha256(file: Path) -> str:
     return digest.hexdigest()
 
 
-def _mebibytes(size: int) -> str:
+def mebibytes(size: int) -> str:
+    """A size for people."""
     return f"{size / 2**20:,.1f} MiB"

